@@ -1,0 +1,34 @@
+#pragma once
+
+// How a command joins the program: one file tools/cmd_<name>.cc with
+//
+//   TARE_COMMAND(diff, [](CLI::App& root) {
+//     CLI::App* app = root.add_subcommand("diff", "compare two sets of tensors bit by bit");
+//     auto options = std::make_shared<Options>();
+//     app->add_option("a", options->a)->required();
+//     app->callback([options] { tare::SetExit(Run(*options)); });
+//   });
+//
+// The exit status is ExitCode(verdict), or 64 and up for usage and environment errors.
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "base/status.h"
+#include "base/verdict.h"
+
+namespace tare {
+
+struct CommandRegistration {
+  CommandRegistration(const char* name, std::function<void(CLI::App&)> add);
+};
+
+void SetExit(int status);
+// Prints "tare: <status>" on stderr and gives the exit status for it: 64 for an invalid argument, 65
+// for lost or malformed data, 66 for a missing file, 69 unsupported, 74 input/output, else 70.
+int ReportError(const Status& status);
+
+}  // namespace tare
+
+#define TARE_COMMAND(name, ...) \
+  static const ::tare::CommandRegistration tare_command_##name { #name, __VA_ARGS__ }

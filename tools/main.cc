@@ -1,0 +1,85 @@
+// `tare`: parses the command line and hands over to the command. Compiled for the plain baseline of
+// the architecture, so that a CPU without a fused multiply-add is refused with a sentence.
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/command.h"
+
+namespace tare {
+namespace {
+
+struct Entry {
+  const char* name;
+  std::function<void(CLI::App&)> add;
+};
+
+std::vector<Entry>& Commands() {
+  static auto* commands = new std::vector<Entry>();
+  return *commands;
+}
+
+int exit_status = 0;
+
+bool CpuHasFma() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
+#else
+  return true;
+#endif
+}
+
+}  // namespace
+
+CommandRegistration::CommandRegistration(const char* name, std::function<void(CLI::App&)> add) {
+  Commands().push_back({name, std::move(add)});
+}
+
+void SetExit(int status) { exit_status = status; }
+
+int ReportError(const Status& status) {
+  std::fprintf(stderr, "tare: %s\n", status.ToString().c_str());
+  switch (status.code()) {
+    case Code::kInvalidArgument: return kExitUsage;
+    case Code::kDataLoss: return kExitData;
+    case Code::kNotFound: return kExitNoInput;
+    case Code::kUnsupported: return kExitUnavailable;
+    case Code::kIo:
+    case Code::kExhausted:
+    case Code::kAlreadyExists: return kExitIo;
+    default: return kExitSoftware;
+  }
+}
+
+namespace {
+
+int Main(int argc, char** argv) {
+  if (!CpuHasFma()) {
+    std::fprintf(stderr,
+                 "tare: this CPU lacks AVX2 and a fused multiply-add; an emulated one has other "
+                 "bits, so Tare does not run here\n");
+    return kExitUnavailable;
+  }
+  CLI::App app{"Tare makes LLM training and inference agree to the last bit, and proves it.", "tare"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "tare 0.1.0");
+  std::vector<Entry> commands = Commands();
+  std::sort(commands.begin(), commands.end(),
+            [](const Entry& a, const Entry& b) { return std::string(a.name) < b.name; });
+  for (const Entry& command : commands) command.add(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int status = app.exit(error);
+    return status == 0 ? 0 : kExitUsage;
+  }
+  return exit_status;
+}
+
+}  // namespace
+}  // namespace tare
+
+int main(int argc, char** argv) { return tare::Main(argc, argv); }
