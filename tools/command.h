@@ -24,8 +24,8 @@ struct CommandRegistration {
 };
 
 void SetExit(int status);
-// Prints "tare: <status>" on stderr and gives the exit status for it: 64 for an invalid argument, 65
-// for lost or malformed data, 66 for a missing file, 69 unsupported, 74 input/output, else 70.
+// Prints "tare: <status>" on stderr and gives the exit status for it: 64 for an invalid argument,
+// 65 for lost or malformed data, 66 for a missing file, 69 unsupported, 74 input/output, else 70.
 int ReportError(const Status& status);
 
 }  // namespace tare

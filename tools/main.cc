@@ -43,14 +43,20 @@ void SetExit(int status) { exit_status = status; }
 int ReportError(const Status& status) {
   std::fprintf(stderr, "tare: %s\n", status.ToString().c_str());
   switch (status.code()) {
-    case Code::kInvalidArgument: return kExitUsage;
-    case Code::kDataLoss: return kExitData;
-    case Code::kNotFound: return kExitNoInput;
-    case Code::kUnsupported: return kExitUnavailable;
+    case Code::kInvalidArgument:
+      return kExitUsage;
+    case Code::kDataLoss:
+      return kExitData;
+    case Code::kNotFound:
+      return kExitNoInput;
+    case Code::kUnsupported:
+      return kExitUnavailable;
     case Code::kIo:
     case Code::kExhausted:
-    case Code::kAlreadyExists: return kExitIo;
-    default: return kExitSoftware;
+    case Code::kAlreadyExists:
+      return kExitIo;
+    default:
+      return kExitSoftware;
   }
 }
 
@@ -63,7 +69,8 @@ int Main(int argc, char** argv) {
                  "bits, so Tare does not run here\n");
     return kExitUnavailable;
   }
-  CLI::App app{"Tare makes LLM training and inference agree to the last bit, and proves it.", "tare"};
+  CLI::App app{"Tare makes LLM training and inference agree to the last bit, and proves it.",
+               "tare"};
   app.require_subcommand(1);
   app.set_version_flag("--version", "tare 0.1.0");
   std::vector<Entry> commands = Commands();

@@ -23,8 +23,8 @@ struct Voidify {
 
 }  // namespace tare::internal
 
-#define TARE_CHECK(condition)                  \
-  (__builtin_expect(!!(condition), 1))         \
-      ? (void)0                                \
-      : ::tare::internal::Voidify() &          \
+#define TARE_CHECK(condition)          \
+  (__builtin_expect(!!(condition), 1)) \
+      ? (void)0                        \
+      : ::tare::internal::Voidify() &  \
             ::tare::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()

@@ -58,15 +58,17 @@ class Env {
   static Env* Real();
 
   virtual Result<std::unique_ptr<ReadableFile>> OpenReadable(const std::string& path) = 0;
-  // kTruncate creates or empties, kAppend creates or goes to the end, kExclusive fails if it exists.
+  // kTruncate creates or empties, kAppend creates or goes to the end, kExclusive fails if it
+  // exists.
   enum class Mode { kTruncate, kAppend, kExclusive };
-  virtual Result<std::unique_ptr<WritableFile>> OpenWritable(const std::string& path, Mode mode) = 0;
+  virtual Result<std::unique_ptr<WritableFile>> OpenWritable(const std::string& path,
+                                                             Mode mode) = 0;
   virtual Status Rename(const std::string& from, const std::string& to) = 0;
-  virtual Status Remove(const std::string& path) = 0;           // a file or an empty directory
-  virtual Status CreateDir(const std::string& path) = 0;        // one level; kAlreadyExists if there
-  virtual Status SyncDir(const std::string& path) = 0;          // names in it are on the device
+  virtual Status Remove(const std::string& path) = 0;     // a file or an empty directory
+  virtual Status CreateDir(const std::string& path) = 0;  // one level; kAlreadyExists if there
+  virtual Status SyncDir(const std::string& path) = 0;    // names in it are on the device
   virtual Status Truncate(const std::string& path, uint64_t size_bytes) = 0;
-  virtual Result<FileInfo> Stat(const std::string& path) = 0;   // does not follow a final symlink
+  virtual Result<FileInfo> Stat(const std::string& path) = 0;  // does not follow a final symlink
   virtual Result<std::vector<std::string>> List(const std::string& dir) = 0;  // names, sorted
   // kPrecondition when someone else holds it.
   virtual Result<std::unique_ptr<FileLock>> Lock(const std::string& path) = 0;

@@ -21,9 +21,12 @@ Fault* Find(std::string_view name) {
 
 std::string_view SideName(Side side) {
   switch (side) {
-    case Side::kNone: return "none";
-    case Side::kRollout: return "rollout";
-    case Side::kTrainer: return "trainer";
+    case Side::kNone:
+      return "none";
+    case Side::kRollout:
+      return "rollout";
+    case Side::kTrainer:
+      return "trainer";
   }
   return "unknown";
 }
@@ -68,7 +71,8 @@ Status Select(std::string_view spec) {
       std::string near;
       const std::string_view site = name.substr(0, name.find('.'));
       for (const Fault* f : All()) {
-        if (std::string_view(f->name).substr(0, site.size()) == site) near += fmt::format(" {}", f->name);
+        if (std::string_view(f->name).substr(0, site.size()) == site)
+          near += fmt::format(" {}", f->name);
       }
       return InvalidArgument("no fault is named '{}';{}", name,
                              near.empty() ? " `tare fault list` prints all" : " near:" + near);

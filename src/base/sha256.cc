@@ -10,7 +10,8 @@ struct Sha256::Context {
 };
 
 Sha256::Sha256() : context_(std::make_unique<Context>()) {
-  TARE_CHECK(context_->evp != nullptr && EVP_DigestInit_ex(context_->evp, EVP_sha256(), nullptr) == 1);
+  TARE_CHECK(context_->evp != nullptr &&
+             EVP_DigestInit_ex(context_->evp, EVP_sha256(), nullptr) == 1);
 }
 
 Sha256::~Sha256() = default;

@@ -76,7 +76,7 @@ Status Errno(std::string_view call, std::string_view path, int errno_value);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     TARE_CHECK(!status_.ok()) << "a Result without a value needs an error";
   }
@@ -114,8 +114,8 @@ class [[nodiscard]] Result {
 #define TARE_CONCAT(a, b) TARE_CONCAT_INNER(a, b)
 
 // Returns the error of a Status expression from the enclosing function.
-#define TARE_RETURN_IF_ERROR(expr)                    \
-  do {                                                \
+#define TARE_RETURN_IF_ERROR(expr)                                                     \
+  do {                                                                                 \
     if (::tare::Status tare_status_ = (expr); !tare_status_.ok()) return tare_status_; \
   } while (false)
 

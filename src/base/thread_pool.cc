@@ -67,7 +67,8 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads, std::function<void()> check) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads, std::function<void()> check)
+    : state_(std::make_unique<State>()) {
   TARE_CHECK(threads >= 0);
   if (threads == 0) threads = AffinityCpus();
   state_->check = std::move(check);
@@ -116,9 +117,8 @@ void ThreadPool::ParallelFor(int64_t n, const std::function<void(int64_t)>& body
 void ThreadPool::ParallelRanges(int64_t n, int64_t grain,
                                 const std::function<void(int64_t, int64_t)>& body) {
   TARE_CHECK(grain > 0);
-  ParallelFor((n + grain - 1) / grain, [&](int64_t i) {
-    body(i * grain, std::min(n, (i + 1) * grain));
-  });
+  ParallelFor((n + grain - 1) / grain,
+              [&](int64_t i) { body(i * grain, std::min(n, (i + 1) * grain)); });
 }
 
 }  // namespace tare

@@ -22,8 +22,8 @@ class ThreadPool {
   int threads() const;
 
   // Calls body(i) for every i in [0, n), each exactly once, in any order and on any thread, and
-  // returns when all are done. Nested calls run inline on the calling worker. `body` must not throw.
-  // Calls from several outside threads take turns.
+  // returns when all are done. Nested calls run inline on the calling worker. `body` must not
+  // throw. Calls from several outside threads take turns.
   void ParallelFor(int64_t n, const std::function<void(int64_t)>& body);
 
   // The same over ranges: body(begin, end) with at most `grain` items each.

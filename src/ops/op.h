@@ -4,14 +4,15 @@
 //
 // An operator lives in src/ops/<op>/<op>.h as
 //   namespace tare::ops::<op> {
-//     struct Params { ... };                       // dimensions, dtypes, eps, ...: decides the contract
-//     struct Args { const void* x; ... void* y; }; // raw pointers on ctx.device, shapes beside each
-//     Status Forward(const Ctx& ctx, const Params& params, const Args& args);
-//     Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args);
+//     struct Params { ... };                       // dimensions, dtypes, eps, ...: decides the
+//     contract struct Args { const void* x; ... void* y; }; // raw pointers on ctx.device, shapes
+//     beside each Status Forward(const Ctx& ctx, const Params& params, const Args& args); Status
+//     Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args);
 //   }
 // One entry for both devices: ctx.device picks the CPU or the CUDA implementation. Arguments are
-// checked in full on the host before anything is written. A call allocates no device memory: what it
-// needs beyond its outputs comes from `ctx.workspace` and is stated by WorkspaceBytes(params, ...).
+// checked in full on the host before anything is written. A call allocates no device memory: what
+// it needs beyond its outputs comes from `ctx.workspace` and is stated by WorkspaceBytes(params,
+// ...).
 
 #include <cstddef>
 #include <cstdint>
@@ -38,10 +39,10 @@ struct Ctx {
   BatchInvariance batch_invariance = BatchInvariance::kOn;
   Device device = Device::kCpu;
   fault::Side side = fault::Side::kNone;
-  StreamHandle stream = nullptr;     // CUDA
-  void* workspace = nullptr;         // CUDA: at least WorkspaceBytes(), aligned to 256 bytes
+  StreamHandle stream = nullptr;  // CUDA
+  void* workspace = nullptr;      // CUDA: at least WorkspaceBytes(), aligned to 256 bytes
   size_t workspace_bytes = 0;
-  LaunchTrace* trace = nullptr;      // may be null
+  LaunchTrace* trace = nullptr;  // may be null
 };
 
 }  // namespace tare::ops

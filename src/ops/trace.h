@@ -1,7 +1,7 @@
 #pragma once
 
-// LaunchTrace: which kernel really ran, for which op, dtype and shape. Inventories and gates read it
-// (a kernel named by reading source is not evidence that it ran).
+// LaunchTrace: which kernel really ran, for which op, dtype and shape. Inventories and gates read
+// it (a kernel named by reading source is not evidence that it ran).
 
 #include <cstdint>
 #include <mutex>

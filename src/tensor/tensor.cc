@@ -5,7 +5,9 @@
 
 namespace tare {
 
-std::string ShapeToString(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+std::string ShapeToString(const Shape& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
 
 Result<int64_t> ElementCount(const Shape& shape) {
   int64_t count = 1;
@@ -37,7 +39,8 @@ Result<Tensor> Tensor::Allocate(DType dtype, Shape shape, Device device) {
     if (data == nullptr) return Error(Code::kExhausted, "no memory for {} bytes", padded);
     std::memset(data, 0, padded);
     t.data_ = data;
-    t.owner_ = std::shared_ptr<const void>(data, [](const void* p) { std::free(const_cast<void*>(p)); });
+    t.owner_ =
+        std::shared_ptr<const void>(data, [](const void* p) { std::free(const_cast<void*>(p)); });
   }
   return t;
 }
@@ -45,7 +48,8 @@ Result<Tensor> Tensor::Allocate(DType dtype, Shape shape, Device device) {
 Result<Tensor> Tensor::Wrap(const void* data, DType dtype, Shape shape,
                             std::shared_ptr<const void> owner) {
   TARE_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
-  if (elements > 0 && data == nullptr) return InvalidArgument("null data for {}", ShapeToString(shape));
+  if (elements > 0 && data == nullptr)
+    return InvalidArgument("null data for {}", ShapeToString(shape));
   if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(SizeOf(dtype)) != 0) {
     return InvalidArgument("data of a {} tensor is not aligned to {} bytes", DTypeName(dtype),
                            SizeOf(dtype));

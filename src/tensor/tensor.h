@@ -27,9 +27,9 @@ class Tensor {
 
   // Zero-filled, aligned to 64 bytes (256 on a device). kExhausted when memory is short.
   static Result<Tensor> Allocate(DType dtype, Shape shape, Device device = Device::kCpu);
-  // Wraps memory that `owner` keeps alive (a mapped file, say). CPU only; may be read-only: a caller
-  // that asks mutable_data() of it must know that it is not.
-  // REQUIRES: data aligned to SizeOf(dtype), holding the whole shape.
+  // Wraps memory that `owner` keeps alive (a mapped file, say). CPU only; may be read-only: a
+  // caller that asks mutable_data() of it must know that it is not. REQUIRES: data aligned to
+  // SizeOf(dtype), holding the whole shape.
   static Result<Tensor> Wrap(const void* data, DType dtype, Shape shape,
                              std::shared_ptr<const void> owner);
 
@@ -62,8 +62,8 @@ class Tensor {
   Result<Tensor> Reshape(Shape shape) const;
   // The same bytes under another dtype of equal size.
   Result<Tensor> BitCast(DType dtype) const;
-  Result<Tensor> Clone() const;              // a fresh copy on the same device
-  Result<Tensor> To(Device device) const;    // a copy on another device; the same tensor if there
+  Result<Tensor> Clone() const;            // a fresh copy on the same device
+  Result<Tensor> To(Device device) const;  // a copy on another device; the same tensor if there
 
  private:
   void CheckTyped(size_t size) const;
