@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# test.sh: sets up, builds and runs the tests of a machine without a GPU, and ends with one line
+# "N passed, N failed, N skipped" over all suites. A suite that cannot run counts as one failure.
+#
+#   1 build     release preset; the CUDA part too where nvcc is found (compile and link)
+#   2 cpu       every test with the label cpu or multi_rank
+#   3 style     clang-format over all sources
+#   4 sanitize  address and undefined on base, parsers, ledger and MINI; each fuzzer a few seconds
+#
+# The label `slow` is not run here; its dated results are in docs/results/. test.sh --slow runs it.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+passed=0 failed=0 skipped=0
+note() { printf '\n== %s (%ds)\n' "$1" "$SECONDS"; }
+finish() {
+  echo
+  echo "$passed passed, $failed failed, $skipped skipped"
+  [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+  exit $?
+}
+
+# run_ctest DIR ARGS...: adds the counts of a ctest run. No test at all is a failure.
+run_ctest() {
+  local dir=$1 xml
+  shift
+  xml=$PWD/$dir/junit.xml
+  rm -f "$xml"
+  ctest --test-dir "$dir" -j2 --output-on-failure --output-junit "$xml" "$@" |
+    grep -vE '^ *(Start +|[0-9]+/[0-9]+ .*Passed)' || true
+  local t f s
+  read -r t f s < <(sed -n '/<testsuite/,/>/p' "$xml" 2>/dev/null | tr '\n\t' '  ' |
+    sed -E 's/.* tests="([0-9]+)".* failures="([0-9]+)".* skipped="([0-9]+)".*/\1 \2 \3/')
+  if ! [[ "${t:-}" =~ ^[0-9]+$ ]] || [ "$t" -eq 0 ]; then
+    echo "no test ran in $dir"
+    failed=$((failed + 1))
+    return
+  fi
+  passed=$((passed + t - f - s)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+# run_check NAME COMMAND...: one check, passed or failed.
+run_check() {
+  local name=$1
+  shift
+  if "$@"; then passed=$((passed + 1)); else
+    echo "FAILED: $name"
+    failed=$((failed + 1))
+  fi
+}
+
+if [ "${1:-}" = --slow ]; then
+  scripts/build.sh release || { failed=1; finish; }
+  run_ctest build/release -L slow
+  finish
+fi
+
+note "build"
+scripts/build.sh release || { failed=1; finish; }
+
+note "cpu tests"
+run_ctest build/release -L 'cpu|multi_rank'
+
+note "style"
+run_check "clang-format" scripts/lint.sh --format
+
+note "sanitizers: build"
+if scripts/build.sh asan; then
+  note "sanitizers: tests"
+  export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
+  run_ctest build/asan -L cpu -R "$(cat scripts/sanitize-tests.txt)"
+  note "fuzzers, 3 s each"
+  for f in build/asan/fuzz/*_fuzz; do
+    name=$(basename "$f")
+    fresh=$(mktemp -d)
+    run_check "$name" "$f" -max_total_time=3 -rss_limit_mb=2000 -verbosity=0 "$fresh" "tests/corpus/$name"
+    rm -rf "$fresh"
+  done
+else
+  failed=$((failed + 1))
+fi
+note "done"
+finish
