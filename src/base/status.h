@@ -93,13 +93,14 @@ class [[nodiscard]] Result {
     TARE_CHECK(ok()) << status_.ToString();
     return *value_;
   }
-  T&& value() && {
+  // By value, so that `for (auto& x : List(dir).value())` does not dangle.
+  T value() && {
     TARE_CHECK(ok()) << status_.ToString();
     return *std::move(value_);
   }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  T operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
