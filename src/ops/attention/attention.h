@@ -41,7 +41,7 @@
 
 #include "base/status.h"
 #include "ops/op.h"
-#include "ops/token_units.h"
+#include "ops/units.h"
 #include "tensor/dtype.h"
 
 namespace tare::ops::attention {
@@ -58,8 +58,7 @@ struct Params {
   // Contract values, by absolute position in the sequence.
   int64_t kv_tile = 64;        // 64 or 128
   int64_t kv_split = 512;      // a multiple of kv_tile in [256, 2048]
-  int32_t batch_segments = 1;  // D: slots of dsink
-  int64_t unit_tokens = kUnitTokens;  // cut of dk, dv and dsink over rows
+  int64_t unit_rows = kUnitRows;  // cut of dk, dv and dsink over rows of a sequence
 };
 
 // Consecutive tokens of one sequence: rows [q_begin, q_begin + q_rows) of q and out, at absolute
@@ -70,7 +69,6 @@ struct Run {
   int64_t position = 0;
   int64_t kv_begin = 0;      // packed K, V: row of the sequence's key 0
   int32_t block_row = 0;     // paged K, V: row of the block table
-  int32_t batch_segment = 0;  // backward: slot of dsink
 };
 
 // K and V: packed when `block_table` is null, else pages.
@@ -125,7 +123,7 @@ struct BackwardArgs {
   int64_t dk_stride = 0;
   void* dv = nullptr;
   int64_t dv_stride = 0;
-  float* dsink = nullptr;       // [batch_segments, q_heads] main gradient, added to; iff params.sink
+  float* dsink = nullptr;       // [q_heads] main gradient, added to; iff params.sink
 };
 
 Status Check(const Params& params);

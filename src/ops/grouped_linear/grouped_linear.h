@@ -66,7 +66,7 @@ struct BackwardArgs {
   const void* w = nullptr;            // [E, n, k]
   std::span<const TokenUnit> units;   // over tokens, host memory
   void* dx = nullptr;                 // [R, k] per routed row, dense, overwritten
-  float* dw = nullptr;                // [batch_segments, E, n, k] main gradient, added to
+  float* dw = nullptr;                // [E, n, k] main gradient, added to
 };
 
 size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows);

@@ -54,8 +54,6 @@ struct Params {
   int32_t dx_segments = 1;        // S over n
   std::vector<int64_t> parts;     // features of the fused parts, e.g. {q, k, v}; empty: one part {n}
   bool dx_vocabulary_leaves = false;  // the head: dx_segments must be 8
-  int32_t batch_segments = 1;     // D in {1, 2, 4, 8}: slots of dw and dbias
-  int64_t unit_tokens = kUnitTokens;
 };
 
 // The weight in the layout that the CPU kernels stream: panels of 32 output features, element
@@ -101,12 +99,12 @@ struct BackwardArgs {
   const void* x = nullptr;   // [m, k] as in the forward; needed for dw
   int64_t x_stride = 0;      // 0: k
   const void* w = nullptr;   // [n, k] row-major; needed for dx
-  std::span<const TokenUnit> units;  // host memory, from CutUnits(params.unit_tokens); for dw, dbias
+  std::span<const TokenUnit> units;  // host memory, ascending (CutUnits); for dw, dbias
   // Outputs; a null one is not computed.
   void* dx = nullptr;        // [m, k] dx_dtype, rows dx_stride elements apart, overwritten
   int64_t dx_stride = 0;     // 0: k
-  float* dw = nullptr;       // [batch_segments, n, k] main gradient, added to
-  float* dbias = nullptr;    // [batch_segments, n] main gradient, added to
+  float* dw = nullptr;       // [n, k] main gradient (the slot of this batch segment), added to
+  float* dbias = nullptr;    // [n] main gradient, added to
 };
 
 // kInvalidArgument names the field and what would be right.
