@@ -6,10 +6,12 @@
 set(TARE_FP_FLAGS -ffp-contract=off -fno-fast-math -fno-math-errno -fno-trapping-math)
 
 # Rooms that compute model values need a fused multiply-add in hardware. `tools/main.cc` and `base`
-# stay at the plain baseline, so that an old CPU gets a sentence and not an illegal instruction.
+# stay at the plain baseline, so that an old CPU gets a sentence and not an illegal instruction. With
+# aes and pclmul (every AVX2 CPU has them) Highway takes AVX2 for its baseline and never builds its
+# SSE targets, whose multiply-add is two roundings.
 set(TARE_SIMD_FLAGS "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(TARE_SIMD_FLAGS -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt)
+  set(TARE_SIMD_FLAGS -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt -maes -mpclmul)
 endif()
 
 set(TARE_CUDA_FP_FLAGS --fmad=false --ftz=false --prec-div=true --prec-sqrt=true)
