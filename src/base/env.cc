@@ -21,6 +21,11 @@ Result<std::string> Env::ReadFile(const std::string& path) {
 }
 
 Status Env::WriteFileAtomic(const std::string& path, std::string_view bytes) {
+  return WriteFileAtomic(path, [&](WritableFile* file) { return file->Append(bytes); });
+}
+
+Status Env::WriteFileAtomic(const std::string& path,
+                            const std::function<Status(WritableFile*)>& write) {
   // A name that no other writer of this process uses; kExclusive guards against other processes,
   // and a name left behind by a crash is stepped over.
   static std::atomic<uint64_t> serial{0};
@@ -35,13 +40,13 @@ Status Env::WriteFileAtomic(const std::string& path, std::string_view bytes) {
       return opened.status();
     }
   }
-  const auto write = [&]() -> Status {
-    TARE_RETURN_IF_ERROR(file->Append(bytes));
+  const auto finish = [&]() -> Status {
+    TARE_RETURN_IF_ERROR(write(file.get()));
     TARE_RETURN_IF_ERROR(file->Sync());
     TARE_RETURN_IF_ERROR(file->Close());
     return Rename(temporary, path);
   };
-  if (Status status = write(); !status.ok()) {
+  if (Status status = finish(); !status.ok()) {
     file.reset();
     (void)Remove(temporary);  // best effort; the first error is the one to report
     return status;

@@ -8,6 +8,7 @@
 // caller's. Errors are kIo, kNotFound, kAlreadyExists or kExhausted (disk full) with call and path.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -81,6 +82,9 @@ class Env {
   // Writes beside `path`, syncs, renames over it, syncs the directory: after a crash the old or the
   // new content is there, whole.
   Status WriteFileAtomic(const std::string& path, std::string_view bytes);
+  // The same with the bytes written by `write`, piece by piece.
+  Status WriteFileAtomic(const std::string& path,
+                         const std::function<Status(WritableFile*)>& write);
   Status CreateDirs(const std::string& path);
   bool Exists(const std::string& path);
 };
