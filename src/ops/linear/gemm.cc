@@ -1,0 +1,176 @@
+#include "ops/linear/gemm.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/check.h"
+#include "ops/linear/gemm_kernels.h"
+
+namespace tare::ops::gemm {
+namespace {
+
+float Bf16ToF32(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+uint16_t F32ToBf16(float value) {
+  const uint32_t u = std::bit_cast<uint32_t>(value);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+float F16ToF32(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t exponent = (bits >> 10) & 31u;
+  const uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // exact
+    return sign ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+uint16_t F32ToF16(float value) {
+  const uint32_t u = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (u >> 16) & 0x8000u;
+  const uint32_t magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7fff;
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {
+    // Subnormal: adding 0.5 leaves the f16 significand, rounded to nearest even, in the low bits.
+    const float sum = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(sum) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | (rounded >> 13));
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Enough tiles for the threads to balance, but each wide enough to pay for converting its operands.
+Schedule PickTiles(int64_t m, int64_t n, int threads) {
+  Schedule s;
+  s.tile_m = m <= 192 ? m : CeilDiv(CeilDiv(m, CeilDiv(m, 192)), 12) * 12;
+  s.tile_n = 256;
+  const int64_t want = threads == 1 ? 1 : int64_t{6} * threads;
+  while (s.tile_n > 64 && CeilDiv(m, s.tile_m) * CeilDiv(n, s.tile_n) < want) s.tile_n -= 32;
+  return s;
+}
+
+Schedule RunTiles(ThreadPool& pool, const Problem& p) {
+  Schedule s = PickTiles(p.m, p.n, pool.threads());
+  s.kernel = "tile";
+  const int64_t tiles_m = CeilDiv(p.m, s.tile_m);
+  const int64_t tiles_n = CeilDiv(p.n, s.tile_n);
+  pool.ParallelFor(tiles_m * tiles_n, [&](int64_t i) {
+    const int64_t m0 = i % tiles_m * s.tile_m;
+    const int64_t n0 = i / tiles_m * s.tile_n;
+    IeeeTile(p, m0, std::min(p.m, m0 + s.tile_m), n0, std::min(p.n, n0 + s.tile_n));
+  });
+  return s;
+}
+
+bool Streamable(const Problem& p) {
+  if (p.sink != Problem::Sink::kTree || p.b_layout != BLayout::kPacked || p.m > kStreamRows ||
+      p.a_rows_are_k || p.b.dtype == DType::kF16) {
+    return false;
+  }
+  for (const Group& g : p.groups) {
+    if (g.size() != 1) return false;
+  }
+  return true;
+}
+
+Schedule RunStream(ThreadPool& pool, const Problem& p, int splits) {
+  static thread_local std::vector<float> x;
+  const int64_t k = p.packed_k;
+  x.resize(static_cast<size_t>(p.m * k));
+  for (int64_t r = 0; r < p.m; ++r) ConvertRow(p.a, r, 0, k, x.data() + r * k);
+  const float* rows = x.data();
+  const int64_t panels = CeilDiv(p.n, kPanel);
+  // Pieces of whole 4-panel strips: about four a thread, none below 32 KiB of weights.
+  const int64_t strip_bytes = 4 * kPanel * k * SizeOf(p.b.dtype);
+  const int64_t strips = CeilDiv(panels, 4);
+  int64_t grain = std::max(CeilDiv(strips, int64_t{4} * pool.threads()), CeilDiv(32768, strip_bytes));
+  if (pool.threads() == 1) grain = strips;
+  pool.ParallelRanges(strips, grain, [&](int64_t begin, int64_t end) {
+    IeeeStream(p, rows, k, begin * 4, std::min(panels, end * 4), splits);
+  });
+  Schedule s;
+  s.tile_m = p.m;
+  s.tile_n = grain * 4 * kPanel;
+  s.kernel = "stream";
+  return s;
+}
+
+}  // namespace
+
+float LoadAsF32(const void* data, DType dtype, int64_t index) {
+  switch (dtype) {
+    case DType::kF32: return static_cast<const float*>(data)[index];
+    case DType::kBF16: return Bf16ToF32(static_cast<const uint16_t*>(data)[index]);
+    case DType::kF16: return F16ToF32(static_cast<const uint16_t*>(data)[index]);
+    default: TARE_CHECK(false) << "no contraction operand of dtype " << DTypeName(dtype);
+  }
+  return 0.0f;
+}
+
+void StoreRounded(void* data, DType dtype, int64_t index, float value) {
+  switch (dtype) {
+    case DType::kF32:
+      static_cast<float*>(data)[index] =
+          value == value ? value : std::bit_cast<float>(0x7fffffffu);
+      return;
+    case DType::kBF16: static_cast<uint16_t*>(data)[index] = F32ToBf16(value); return;
+    case DType::kF16: static_cast<uint16_t*>(data)[index] = F32ToF16(value); return;
+    default: TARE_CHECK(false) << "no contraction output of dtype " << DTypeName(dtype);
+  }
+}
+
+float RoundOperand(float value, DType to) {
+  if (to == DType::kBF16) return Bf16ToF32(F32ToBf16(value));
+  if (to == DType::kF16) return F16ToF32(F32ToF16(value));
+  return value;
+}
+
+void PackPanels(ThreadPool& pool, const void* w, DType dtype, int64_t n, int64_t k, void* out) {
+  const int64_t panels = CeilDiv(n, kPanel);
+  pool.ParallelFor(panels, [&](int64_t j) {
+    const int64_t n0 = j * kPanel;
+    if (SizeOf(dtype) == 2) {
+      uint16_t* dst = static_cast<uint16_t*>(out) + j * k * kPanel;
+      const uint16_t* src = static_cast<const uint16_t*>(w);
+      for (int64_t c = 0; c < kPanel; ++c) {
+        const int64_t slot = c % 16 * 2 + c / 16;
+        for (int64_t i = 0; i < k; ++i) {
+          dst[i * kPanel + slot] = n0 + c < n ? src[(n0 + c) * k + i] : uint16_t{0};
+        }
+      }
+      return;
+    }
+    float* dst = static_cast<float*>(out) + j * k * kPanel;
+    const float* src = static_cast<const float*>(w);
+    for (int64_t c = 0; c < kPanel; ++c) {
+      for (int64_t i = 0; i < k; ++i) dst[i * kPanel + c] = n0 + c < n ? src[(n0 + c) * k + i] : 0.0f;
+    }
+  });
+}
+
+Schedule RunIeee(ThreadPool& pool, const Problem& problem) {
+  if (Streamable(problem)) return RunStream(pool, problem, 1);
+  return RunTiles(pool, problem);
+}
+
+Schedule RunNative(ThreadPool& pool, const Problem& problem) {
+  if (!Streamable(problem)) {
+    Schedule s = RunTiles(pool, problem);
+    s.kernel = "native_tile";
+    return s;
+  }
+  // Split K by the number of rows, as split-K and stream-K heuristics do.
+  Schedule s = RunStream(pool, problem, problem.m <= 2 ? 4 : problem.m <= 4 ? 2 : 1);
+  s.kernel = "native_split";
+  return s;
+}
+
+}  // namespace tare::ops::gemm
