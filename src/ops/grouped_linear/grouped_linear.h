@@ -1,17 +1,16 @@
 #pragma once
 
 // grouped_linear: the experts' linear layers of a mixture of experts, y_r = x_{row(r)} W_e^T for every
-// routed row r of expert e, and their gradients; plus the dispatch that orders the rows.
+// routed row r of expert e, and their gradients. ops/dispatch orders the rows.
 //
 // Contract: per output element exactly the linear operator's chain (segments included) with the
 // expert's weight; no bit depends on how many rows an expert got or which. dx likewise. dw of expert e:
 // per token unit the tokens that chose e, ascending, form one chain (step groups counted from the first
 // such token of the unit, the last group padded with zeros in sm90-mma); units are added in order.
-// Routed rows are sorted by (expert, token, slot): a token chooses an expert at most once.
+// Routed rows are sorted by (expert, token), as dispatch::BuildPlan gives them.
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "base/status.h"
 #include "ops/linear/linear.h"
@@ -24,20 +23,6 @@ struct Params {
   int64_t experts = 0;    // E
   linear::Params linear;  // n, k, dtypes, segments, ...; no bias
 };
-
-// Routed rows of a batch, host and (for CUDA) device copies.
-struct Dispatch {
-  int64_t tokens = 0;             // T
-  int64_t top_k = 0;
-  std::vector<int64_t> offsets;   // [E + 1]: rows of expert e are [offsets[e], offsets[e+1])
-  std::vector<int32_t> token_of;  // [R]: token of routed row r
-  std::vector<int32_t> row_of;    // [T, top_k]: routed row of (token, slot), -1 where no expert
-};
-
-// expert_ids int32 [T, top_k] on the CPU, -1 = no expert (padding). kInvalidArgument for an id outside
-// [-1, experts) or an expert chosen twice by a token. Pure: depends on nothing but the ids.
-Result<Dispatch> BuildDispatch(const int32_t* expert_ids, int64_t tokens, int64_t top_k,
-                               int64_t experts);
 
 struct Args {
   int64_t rows = 0;                   // R = offsets[E]
@@ -75,24 +60,11 @@ size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows
 Status Forward(const Ctx& ctx, const Params& params, const Args& args);
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args);
 
-// dx[t] = round(sum over slots ascending of dx_rows[row_of[t, slot]]), f32 adds from +0, missing slots
-// skipped: the gradient of handing one token to several experts. Pointers on ctx.device.
-struct GatherBackwardArgs {
-  int64_t tokens = 0;
-  int64_t top_k = 0;
-  int64_t rows = 0;
-  const int32_t* row_of = nullptr;  // [T, top_k]
-  const void* dx_rows = nullptr;    // [R, k] in linear.dx_dtype
-  void* dx = nullptr;               // [T, k] in linear.dx_dtype, dense
-};
-Status GatherBackward(const Ctx& ctx, const Params& params, const GatherBackwardArgs& args);
-
 #ifdef TARE_WITH_CUDA
 size_t WorkspaceBytesCuda(const Ctx& ctx, const Params& params, int64_t rows);
 size_t BackwardWorkspaceBytesCuda(const Ctx& ctx, const Params& params, int64_t rows, int64_t units);
 Status ForwardCuda(const Ctx& ctx, const Params& params, const Args& args);
 Status BackwardCuda(const Ctx& ctx, const Params& params, const BackwardArgs& args);
-Status GatherBackwardCuda(const Ctx& ctx, const Params& params, const GatherBackwardArgs& args);
 #endif
 
 }  // namespace tare::ops::grouped_linear

@@ -28,11 +28,26 @@
 #include <vector>
 
 #include "base/status.h"
+#include "ops/contract.h"
 #include "ops/op.h"
 #include "ops/token_units.h"
 #include "tensor/dtype.h"
 
 namespace tare::ops::linear {
+
+TARE_FAULT(kAccumulateBf16, "linear.accumulate_bf16", "linear", "C3,C5,C7",
+           "the accumulator is rounded to bf16 after every group of 16 products");
+TARE_FAULT(kSplitFma, "linear.split_fma", "linear", "C3,C5,C7",
+           "a product is rounded before it is added");
+TARE_FAULT(kReversedK, "linear.reversed_k", "linear", "C3,C5,C7", "k is walked in descending order");
+TARE_FAULT(kSplitByRows, "linear.split_by_rows", "linear", "C3",
+           "K is split in four when a call has at most four rows");
+TARE_FAULT(kSegmentsByRows, "linear.segments_by_rows", "linear", "C3",
+           "a call of more than 16 rows walks K in tiles of 64 that each start from zero");
+TARE_FAULT(kBiasAfterCast, "linear.bias_after_cast", "linear", "C5",
+           "the bias is added after the output was rounded");
+TARE_FAULT(kDwPartialGroup, "linear.dw_without_partial_group", "linear.dw", "C7",
+           "dW leaves out the last group of a unit when it has fewer than 16 tokens");
 
 struct Params {
   int64_t n = 0;  // output features, rows of W
@@ -106,6 +121,9 @@ struct BackwardArgs {
   float* dw = nullptr;       // [n, k] main gradient (the slot of this batch segment), added to
   float* dbias = nullptr;    // [n] main gradient, added to
 };
+
+// Every choice of these params that can move a bit.
+Contract ContractOf(const Params& params, Profile profile);
 
 // kInvalidArgument names the field and what would be right.
 Status Check(const Params& params);
