@@ -6,44 +6,10 @@
 
 #include "base/check.h"
 #include "ops/linear/gemm_kernels.h"
+#include "tensor/convert.h"
 
 namespace tare::ops::gemm {
 namespace {
-
-float Bf16ToF32(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
-uint16_t F32ToBf16(float value) {
-  const uint32_t u = std::bit_cast<uint32_t>(value);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-
-float F16ToF32(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-  const uint32_t exponent = (bits >> 10) & 31u;
-  const uint32_t mantissa = bits & 0x3ffu;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // exact
-    return sign ? -magnitude : magnitude;
-  }
-  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-}
-
-uint16_t F32ToF16(float value) {
-  const uint32_t u = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = (u >> 16) & 0x8000u;
-  const uint32_t magnitude = u & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return 0x7fff;
-  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {
-    // Subnormal: adding 0.5 leaves the f16 significand, rounded to nearest even, in the low bits.
-    const float sum = std::bit_cast<float>(magnitude) + 0.5f;
-    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(sum) - 0x3f000000u));
-  }
-  const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
-  return static_cast<uint16_t>(sign | (rounded >> 13));
-}
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "numerics/sm90.h"
+#include "tensor/convert.h"
+
 namespace tare::ops::linear {
 namespace {
 
@@ -25,6 +28,26 @@ struct Chain {
         split_fma(fault::Active(kSplitFma, side)),
         reversed(fault::Active(kReversedK, side)) {}
 
+  // One tensor-core step; a short group is padded with zeros.
+  float Step(float c, const float* a, const float* b, int64_t group) const {
+    uint16_t pa[16] = {}, pb[16] = {};
+    for (int64_t i = 0; i < group; ++i) {
+      pa[i] = dtype == DType::kBF16 ? F32ToBf16(a[i]) : F32ToF16(a[i]);
+      pb[i] = dtype == DType::kBF16 ? F32ToBf16(b[i]) : F32ToF16(b[i]);
+    }
+    if (split_fma) {
+      // The nearest defect of this step: products enter one at a time.
+      for (int64_t i = 0; i < group; ++i) {
+        uint16_t one_a[16] = {pa[i]}, one_b[16] = {pb[i]};
+        c = dtype == DType::kBF16 ? numerics::Sm90Step<numerics::MmaType::kBF16>(one_a, one_b, c)
+                                  : numerics::Sm90Step<numerics::MmaType::kF16>(one_a, one_b, c);
+      }
+      return c;
+    }
+    return dtype == DType::kBF16 ? numerics::Sm90Step<numerics::MmaType::kBF16>(pa, pb, c)
+                                 : numerics::Sm90Step<numerics::MmaType::kF16>(pa, pb, c);
+  }
+
   float Run(float c, std::vector<float>& a, std::vector<float>& b) const {
     const int64_t count = static_cast<int64_t>(a.size());
     if (reversed) {
@@ -33,6 +56,11 @@ struct Chain {
     }
     for (int64_t k = 0; k < count; k += 16) {
       const int64_t group = std::min<int64_t>(16, count - k);
+      if (sm90) {
+        c = Step(c, &a[static_cast<size_t>(k)], &b[static_cast<size_t>(k)], group);
+        if (accumulate_bf16) c = RoundOperand(c, DType::kBF16);
+        continue;
+      }
       for (int64_t i = k; i < k + group; ++i) {
         const auto at = static_cast<size_t>(i);
         if (split_fma) {
