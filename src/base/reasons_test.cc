@@ -11,7 +11,8 @@ namespace {
 TEST(Reasons, EveryCodeIsWellFormedAndFound) {
   ASSERT_FALSE(AllReasons().empty());
   for (const Reason& r : AllReasons()) {
-    EXPECT_EQ(r.code.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-"), std::string_view::npos)
+    EXPECT_EQ(r.code.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-"),
+              std::string_view::npos)
         << r.code;
     EXPECT_NE(r.verdict, Verdict::kPass) << r.code;
     EXPECT_GT(r.sentence.size(), 10u) << r.code;
