@@ -156,8 +156,17 @@ bool CleanBlock(const char* a, const char* b, int64_t n) {
   return (differs | special) == 0;
 }
 
+bool Inside(const Tier& tier, uint64_t ulp, double distance, double b) {
+  if (tier.max_ulp && ulp > *tier.max_ulp) return false;
+  if (tier.abs || tier.rel) {
+    return distance <= tier.abs.value_or(0) + tier.rel.value_or(0) * std::fabs(b);
+  }
+  return true;
+}
+
 template <typename Format>
-void CountBlock(const void* a, const void* b, int64_t begin, int64_t end, BitCounts* counts) {
+void CountBlock(const void* a, const void* b, int64_t begin, int64_t end, std::span<const Tier> tiers,
+                BitCounts* counts) {
   using Word = typename Format::Word;
   for (int64_t i = begin; i < end; ++i) {
     const Word x = Load<Word>(a, i);
@@ -172,18 +181,27 @@ void CountBlock(const void* a, const void* b, int64_t begin, int64_t end, BitCou
     }
     ++counts->mismatches;
     if (counts->first.index < 0) counts->first = {i, x, y};
-    if (!finite) continue;
+    counts->constant_a = counts->constant_a && x == counts->first.word_a;
+    counts->constant_b = counts->constant_b && y == counts->first.word_b;
+    if (!finite) {
+      for (size_t t = 0; t < tiers.size(); ++t) ++counts->outside[t];
+      continue;
+    }
     if constexpr (Format::kIsFloat) {
       if (((x | y) & Format::kMagnitude) == 0) ++counts->sign_of_zero;
     }
     const uint64_t ulp = Distance<Format>(x, y);
+    const double distance = std::fabs(ToDouble<Format>(x) - ToDouble<Format>(y));
+    counts->min_abs = counts->max_ulp_index < 0 ? distance : std::min(counts->min_abs, distance);
     if (ulp > counts->max_ulp || counts->max_ulp_index < 0) {
       counts->max_ulp = ulp;
       counts->max_ulp_index = i;
     }
-    const double distance = std::fabs(ToDouble<Format>(x) - ToDouble<Format>(y));
     counts->max_abs = std::max(counts->max_abs, distance);
     counts->sum_abs += distance;
+    for (size_t t = 0; t < tiers.size(); ++t) {
+      if (!Inside(tiers[t], ulp, distance, ToDouble<Format>(y))) ++counts->outside[t];
+    }
   }
   counts->compared += end - begin;
 }
@@ -192,7 +210,8 @@ void CountBlock(const void* a, const void* b, int64_t begin, int64_t end, BitCou
 constexpr int64_t kBlockBytes = 8192;
 
 template <typename Format>
-void CompareValid(const void* a, const void* b, int64_t begin, int64_t end, BitCounts* counts) {
+void CompareValid(const void* a, const void* b, int64_t begin, int64_t end, std::span<const Tier> tiers,
+                  BitCounts* counts) {
   using Word = typename Format::Word;
   constexpr int64_t kBlock = kBlockBytes / static_cast<int64_t>(sizeof(Word));
   const char* pa = static_cast<const char*>(a);
@@ -203,7 +222,7 @@ void CompareValid(const void* a, const void* b, int64_t begin, int64_t end, BitC
     if (CleanBlock<Format>(pa + offset, pb + offset, stop - i)) {
       counts->compared += stop - i;
     } else {
-      CountBlock<Format>(a, b, i, stop, counts);
+      CountBlock<Format>(a, b, i, stop, tiers, counts);
     }
   }
 }
@@ -217,23 +236,35 @@ void BitCounts::Merge(const BitCounts& later) {
   sign_of_zero += later.sign_of_zero;
   non_finite += later.non_finite;
   non_finite_equal += later.non_finite_equal;
+  if (later.max_ulp_index >= 0) {
+    min_abs = max_ulp_index < 0 ? later.min_abs : std::min(min_abs, later.min_abs);
+  }
   if (later.max_ulp_index >= 0 && (max_ulp_index < 0 || later.max_ulp > max_ulp)) {
     max_ulp = later.max_ulp;
     max_ulp_index = later.max_ulp_index;
   }
   max_abs = std::max(max_abs, later.max_abs);
   sum_abs += later.sum_abs;
-  if (first.index < 0) first = later.first;
+  if (first.index >= 0 && later.first.index >= 0) {
+    constant_a = constant_a && later.constant_a && first.word_a == later.first.word_a;
+    constant_b = constant_b && later.constant_b && first.word_b == later.first.word_b;
+  } else if (first.index < 0) {
+    constant_a = later.constant_a;
+    constant_b = later.constant_b;
+    first = later.first;
+  }
+  for (size_t t = 0; t < kMaxTiers; ++t) outside[t] += later.outside[t];
   if (first_non_finite.index < 0) first_non_finite = later.first_non_finite;
 }
 
 BitCounts CompareRange(DType dtype, const void* a, const void* b, int64_t begin, int64_t end,
-                       const MaskView& mask) {
+                       const MaskView& mask, std::span<const Tier> tiers) {
+  TARE_CHECK(tiers.size() <= kMaxTiers);
   BitCounts counts;
   WithFormat(dtype, [&](auto format) {
     using Format = decltype(format);
     if (mask.data == nullptr) {
-      CompareValid<Format>(a, b, begin, end, &counts);
+      CompareValid<Format>(a, b, begin, end, tiers, &counts);
       return;
     }
     // Runs of positions with the same mask value.
@@ -245,7 +276,7 @@ BitCounts CompareRange(DType dtype, const void* a, const void* b, int64_t begin,
       while (stop < end && mask.data[stop / mask.repeat] == valid) stop += mask.repeat;
       stop = std::min(stop, end);
       if (valid) {
-        CompareValid<Format>(a, b, i, stop, &counts);
+        CompareValid<Format>(a, b, i, stop, tiers, &counts);
       } else {
         counts.masked += stop - i;
       }

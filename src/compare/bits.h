@@ -5,8 +5,10 @@
 // `tare bench diff`); the counting path runs only on blocks that hold a difference or a non-finite
 // value.
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "tensor/dtype.h"
@@ -20,6 +22,16 @@ struct Mismatch {
   uint64_t word_b = 0;
 };
 
+// A named tolerance. It reports beside the bit verdict and never replaces it. An element lies inside
+// when it satisfies every bound that is set: distance in ulp, or |a - b| <= abs + rel * |b|.
+struct Tier {
+  std::string name;
+  std::optional<uint64_t> max_ulp;
+  std::optional<double> abs;
+  std::optional<double> rel;
+};
+inline constexpr size_t kMaxTiers = 8;
+
 // What a range of elements showed. Masked elements are in `masked` and nowhere else.
 struct BitCounts {
   int64_t compared = 0;        // valid elements on both sides
@@ -31,7 +43,12 @@ struct BitCounts {
   uint64_t max_ulp = 0;        // over mismatches that are finite on both sides
   int64_t max_ulp_index = -1;
   double max_abs = 0;          // of |a - b| over the same, as exact as f64
+  double min_abs = 0;
   double sum_abs = 0;
+  // Every mismatch has the same bits on that side: the sign of a placeholder.
+  bool constant_a = true;
+  bool constant_b = true;
+  std::array<int64_t, kMaxTiers> outside{};  // mismatches outside each tier
   Mismatch first;              // lowest index whose bits differ
   Mismatch first_non_finite;   // lowest index with a non-finite value
 
@@ -48,9 +65,9 @@ struct MaskView {
 };
 
 // Compares elements [begin, end) of two tensors whose first elements lie at `a` and `b` (any
-// alignment). Indices in the result count from the tensor's start.
+// alignment). Indices in the result count from the tensor's start. REQUIRES: at most kMaxTiers tiers.
 BitCounts CompareRange(DType dtype, const void* a, const void* b, int64_t begin, int64_t end,
-                       const MaskView& mask = {});
+                       const MaskView& mask = {}, std::span<const Tier> tiers = {});
 
 // Representable values between two finite floats (0 for +0 against -0); for integers |a - b|, for
 // bool 0 or 1. nullopt when either is a NaN or an infinity.
