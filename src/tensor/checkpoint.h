@@ -12,16 +12,15 @@
 // as long as nobody overwrites its files in place.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/env.h"
-#include "base/sha256.h"
 #include "base/status.h"
-#include "base/thread_pool.h"
-#include "tensor/model_config.h"
+#include "tensor/checkpoint_config.h"
 #include "tensor/tensor.h"
 
 namespace tare {
@@ -44,6 +43,8 @@ struct TokenizerSource {
   std::vector<int32_t> token_types;  // 1 normal, 3 control, 4 user-defined, ...; by id
   std::vector<std::string> merges;   // "left right", by rank
   std::string chat_template;
+  std::optional<int32_t> bos, eos;
+  bool add_bos = false;
 };
 
 class Checkpoint {
@@ -64,8 +65,8 @@ class Checkpoint {
 
   Format format() const;
   const std::string& path() const;
-  // Empty (Require() fails) for a bare safetensors file.
-  const ModelConfig& config() const;
+  // Empty for a bare safetensors file.
+  const CheckpointConfig& config() const;
   const TokenizerSource& tokenizer() const;
 
   // Of the tensors that the files hold, sorted by bytes.
@@ -82,7 +83,6 @@ class Checkpoint {
   Result<std::vector<std::string>> CanonicalNames() const;
 
  private:
-  class Source;
   struct State;
   explicit Checkpoint(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;
@@ -90,23 +90,5 @@ class Checkpoint {
 
 // "hugging-face", "safetensors", "gguf".
 std::string_view CheckpointFormatName(Checkpoint::Format format);
-
-// The canonical weight hash: the same whatever the format or the sharding.
-// docs/formats/weight_hash.md.
-struct WeightHash {
-  Sha256Digest digest;
-  struct Item {
-    std::string name;
-    DType dtype;
-    Shape shape;
-    Sha256Digest digest;  // of the tensor (tensor/digest.h)
-    Sha256Digest sha256;  // of its plain bytes, as `sha256sum` would give
-  };
-  std::vector<Item> tensors;  // by name
-  int64_t total_bytes = 0;
-};
-Result<WeightHash> HashWeights(const Checkpoint& checkpoint, ThreadPool* pool = nullptr);
-// Over (name, dtype, shape, tensor digest), for weights that live in memory. Any order of items.
-Result<Sha256Digest> HashOfItems(std::vector<WeightHash::Item> items);
 
 }  // namespace tare

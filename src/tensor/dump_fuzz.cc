@@ -1,5 +1,5 @@
-// Lines of records.jsonl from anywhere: an error or a checked record, never a crash. What is accepted
-// must satisfy what readers rely on.
+// Lines of records.jsonl from anywhere: an error or a checked record, never a crash. What is
+// accepted must satisfy what readers rely on.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!elements.ok() || r.frame >= static_cast<int64_t>(index.frames().size())) std::abort();
     if (r.shard >= 0 && r.offset % tare::SizeOf(r.dtype) != 0) std::abort();
     for (const tare::TapRun& run : index.frames()[static_cast<size_t>(r.frame)].frame.runs) {
-      if (r.point.per_row && run.row + static_cast<int64_t>(run.tokens.size()) > r.shape.at(0)) std::abort();
+      if (r.point.per_row && run.row + static_cast<int64_t>(run.tokens.size()) > r.shape.at(0))
+        std::abort();
     }
   }
   index.CutAt(index.lines() / 2);

@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tensor/checkpoint_config.h"
 #include "tensor/gguf.h"
+#include "tensor/gguf_checkpoint.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   void* copy = std::aligned_alloc(64, (size + 63) / 64 * 64 + 64);
@@ -27,5 +29,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!file->DequantizeF32(entry).ok()) std::abort();
     if (file->FindTensor(entry.name) != &entry) std::abort();
   }
+  if (const auto mapped = tare::MapGgufTensors(*file); mapped.ok()) {
+    for (const auto& item : *mapped) {
+      if (!tare::ReadGgufMapped(*file, item).ok()) std::abort();
+    }
+  }
+  if (const auto config = tare::GgufConfig(*file); config.ok()) {
+    // What is made from the metadata must be readable as a config.json.
+    (void)tare::ParseCheckpointConfig(
+        config->dump(-1, ' ', false, tare::Json::error_handler_t::replace), "");
+  }
+  (void)tare::GgufTokenizer(*file);
   return 0;
 }
