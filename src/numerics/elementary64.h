@@ -49,6 +49,10 @@ TARE_HD double PowF64(double x, double y) {
   if (negative && !integer) return nan;
   double hi, lo;
   internal::WideLog2Parts<W>(ax, hi, lo);
+  // lo is not small beside hi yet: what it holds beyond an ulp of hi belongs into hi.
+  const double sum = Add(hi, lo);
+  lo = Sub(lo, Sub(sum, hi));
+  hi = sum;
   const double p = Mul(y, hi);
   if (p > 1025.0) return sign * inf;
   if (p < -1080.0) return sign * 0.0;
