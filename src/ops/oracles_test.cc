@@ -1,0 +1,140 @@
+// Float64 oracles of the row operators for the generic suite (generic_suite.h).
+
+#include <cmath>
+
+#include "ops/generic_suite.h"
+
+namespace tare::ops {
+
+std::map<std::string, Oracle>& Oracles() {
+  static auto* oracles = new std::map<std::string, Oracle>();
+  return *oracles;
+}
+
+namespace {
+
+const OracleRegistration rmsnorm("rmsnorm", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const bool add = key.variant.rfind("residual", 0) == 0;
+  const bool offset = key.variant.find("unit-offset") != std::string::npos;
+  const size_t width = static_cast<size_t>(key.dim("hidden"));
+  const std::vector<double>& w = in.back();
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    double squares = 0;
+    std::vector<double> h(width);
+    for (size_t i = 0; i < width; ++i) {
+      h[i] = in[0][t * width + i] + (add ? in[1][t * width + i] : 0.0);
+      squares += h[i] * h[i];
+      if (add) out[1][t * width + i] = h[i];
+    }
+    const double scale = std::sqrt(squares / static_cast<double>(width) + static_cast<double>(1e-5f));
+    for (size_t i = 0; i < width; ++i) out[0][t * width + i] = h[i] / scale * (offset ? 1 + w[i] : w[i]);
+  }
+});
+
+const OracleRegistration embedding("embedding", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t width = static_cast<size_t>(key.dim("hidden"));
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    for (size_t i = 0; i < width; ++i) {
+      out[0][t * width + i] = in[1][static_cast<size_t>(in[0][t]) * width + i] * (key.variant == "scaled" ? 8.0 : 1.0);
+    }
+  }
+});
+
+const OracleRegistration headnorm("headnorm", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t width = static_cast<size_t>(key.dim("head_dim"));
+  const double offset = key.variant == "unit-offset" ? 1.0 : 0.0;
+  for (size_t r = 0; r < static_cast<size_t>(rows * key.dim("heads")); ++r) {
+    double mean = 0;
+    for (size_t i = 0; i < width; ++i) mean += in[0][r * width + i] * in[0][r * width + i] / static_cast<double>(width);
+    for (size_t i = 0; i < width; ++i) {
+      out[0][r * width + i] =
+          in[0][r * width + i] / std::sqrt(mean + static_cast<double>(1e-6f)) * (in[1][i] + offset);
+    }
+  }
+});
+
+// The frequencies as the papers give them, in terms of the wavelength.
+double RopeFrequency(const OpKey& key, int64_t pair, int64_t rotary) {
+  const bool llama3 = key.variant.ends_with("llama3");
+  const double f = std::exp(-std::log(llama3 ? 500000.0 : 10000.0) * 2.0 * static_cast<double>(pair) / static_cast<double>(rotary));
+  if (key.variant.ends_with("linear")) return f / 2.0;
+  const double turns = [&](double length) { return length * f / (2 * M_PI); }(llama3 ? 8192.0 : 64.0);
+  if (llama3) {
+    // turns of the pair over the original context: below 1 interpolate, above 4 keep, linear between.
+    if (turns < 1.0) return f / 8.0;
+    if (turns > 4.0) return f;
+    const double keep = (turns - 1.0) / 3.0;
+    return keep * f + (1.0 - keep) * f / 8.0;
+  }
+  if (key.variant.ends_with("yarn")) {
+    const auto pair_of_turns = [&](double n) {
+      return static_cast<double>(rotary) * std::log(64.0 / (n * 2 * M_PI)) / (2 * std::log(10000.0));
+    };
+    const double low = std::max(std::floor(pair_of_turns(32.0)), 0.0);
+    double high = std::min(std::ceil(pair_of_turns(1.0)), static_cast<double>(rotary) - 1.0);
+    if (low == high) high += 0.001;
+    const double ramp = std::min(1.0, std::max(0.0, (static_cast<double>(pair) - low) / (high - low)));
+    return f / 4.0 * ramp + f * (1.0 - ramp);
+  }
+  return f;
+}
+
+const OracleRegistration rope("rope", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const int64_t width = key.dim("head_dim");
+  const int64_t rotary = key.variant.ends_with("partial") ? width / 2 : width;
+  const double attention = key.variant.ends_with("yarn") ? 0.1 * std::log(4.0) + 1.0 : 1.0;
+  for (int64_t r = 0; r < rows * 2; ++r) {
+    for (int64_t i = 0; i < width; ++i) out[0][static_cast<size_t>(r * width + i)] = in[1][static_cast<size_t>(r * width + i)];
+    for (int64_t pair = 0; pair < rotary / 2; ++pair) {
+      const bool interleaved = key.variant.starts_with("interleaved");
+      const size_t a = static_cast<size_t>(r * width + (interleaved ? 2 * pair : pair));
+      const size_t b = static_cast<size_t>(r * width + (interleaved ? 2 * pair + 1 : pair + rotary / 2));
+      const double angle = in[0][static_cast<size_t>(r / 2)] * RopeFrequency(key, pair, rotary);
+      out[0][a] = attention * (in[1][a] * std::cos(angle) - in[1][b] * std::sin(angle));
+      out[0][b] = attention * (in[1][b] * std::cos(angle) + in[1][a] * std::sin(angle));
+    }
+  }
+});
+
+const OracleRegistration dispatch("dispatch", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t width = static_cast<size_t>(key.dim("hidden"));
+  const size_t k = static_cast<size_t>(key.dim("top_k"));
+  for (size_t i = 0; i < static_cast<size_t>(rows) * k * width; ++i) out[0][i] = in[0][i / (k * width) * width + i % width];
+});
+
+const OracleRegistration combine("combine", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t width = static_cast<size_t>(key.dim("hidden"));
+  const size_t k = static_cast<size_t>(key.dim("top_k"));
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    for (size_t i = 0; i < width; ++i) {
+      for (size_t s = 0; s < k; ++s) out[0][t * width + i] += in[1][t * k + s] * in[0][(t * k + s) * width + i];
+    }
+  }
+});
+
+const OracleRegistration cast("cast", [](const OpKey&, int64_t, const Values& in, Values& out) { out[0] = in[0]; });
+
+const OracleRegistration grad_norm("grad_norm", [](const OpKey&, int64_t, const Values& in, Values& out) {
+  double sum = 0;
+  for (double g : in[0]) sum += g * g;
+  out[0][0] = std::sqrt(sum);
+  out[1][0] = std::min(1.0, 1.0 / (std::sqrt(sum) + 1e-6));
+});
+
+const OracleRegistration adamw("adamw", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const double beta1 = static_cast<double>(0.9f), beta2 = static_cast<double>(0.999f);
+  const bool corrected = key.variant.empty();
+  for (size_t i = 0; i < static_cast<size_t>(rows); ++i) {
+    const double g = in[3][i] * 0.5;
+    out[1][i] = beta1 * in[1][i] + (1 - beta1) * g;
+    out[2][i] = beta2 * in[2][i] + (1 - beta2) * g * g;
+    const double m = corrected ? out[1][i] / (1 - std::pow(beta1, 3)) : out[1][i];
+    const double v = corrected ? out[2][i] / (1 - std::pow(beta2, 3)) : out[2][i];
+    const double lr = static_cast<double>(0.01f);
+    out[0][i] = in[0][i] * (1 - lr * static_cast<double>(0.1f)) - lr * m / (std::sqrt(v) + static_cast<double>(1e-8f));
+    out[3][i] = out[0][i];
+  }
+});
+
+}  // namespace
+}  // namespace tare::ops
