@@ -1,6 +1,7 @@
 // Kernels of the chain GEMM, compiled once per SIMD target and chosen at run time. Vectors run over
 // output columns only, so a lane is one output element and its chain of FMAs is the contract's.
 
+#include "numerics/fp.h"
 #include "ops/linear/gemm_kernels.h"
 
 #if defined(__x86_64__)
@@ -284,9 +285,11 @@ void IeeeTileImpl(const Problem& p, int64_t m0, int64_t m1, int64_t n0, int64_t 
       const float* src = acc + r * ldc;
       int64_t i = 0;
       for (; i + kL <= cols; i += kL) {
-        hn::StoreU(hn::Add(hn::LoadU(df, dst + i), hn::Load(df, src + i)), df, dst + i);
+        const VF sum = hn::Add(hn::LoadU(df, dst + i), hn::Load(df, src + i));
+        const auto nan = hn::BitCast(df, hn::Set(hn::RebindToUnsigned<DF>(), numerics::kCanonicalNanBits));
+        hn::StoreU(hn::IfThenElse(hn::IsNaN(sum), nan, sum), df, dst + i);
       }
-      for (; i < cols; ++i) dst[i] += src[i];
+      for (; i < cols; ++i) dst[i] = numerics::Canonical(dst[i] + src[i]);
     }
   }
   if (!tree) return;

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "numerics/sm90.h"
+#include "numerics/fp.h"
 #include "ops/linear/gemm.h"
 #include "tensor/convert.h"
 
@@ -88,7 +89,8 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
         if (tree) {
           partial[g] = d;
         } else {
-          static_cast<float*>(p.y)[m * p.y_stride + n] += d;
+          float& sum = static_cast<float*>(p.y)[m * p.y_stride + n];
+          sum = numerics::Canonical(sum + d);
         }
       }
       if (!tree) continue;

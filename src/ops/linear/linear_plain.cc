@@ -1,3 +1,4 @@
+#include "numerics/fp.h"
 #include "ops/linear/linear_plain.h"
 
 #include <algorithm>
@@ -199,7 +200,8 @@ Status PlainBackward(const Ctx& ctx, const Params& p, const BackwardArgs& args) 
             a.push_back(load(args.dy, p.dy_dtype, t * dy_stride + n));
             b.push_back(load(args.x, p.x_dtype, t * x_stride + k));
           }
-          args.dw[n * p.k + k] += chain.Run(0.0f, a, b);
+          float& sum = args.dw[n * p.k + k];
+          sum = numerics::Canonical(sum + chain.Run(0.0f, a, b));
         }
       }
     });
@@ -228,7 +230,9 @@ void AddBiasGradient(const Ctx& ctx, const Params& p, const BackwardArgs& args) 
           for (int64_t i = 0; i < width; ++i) lane[j][i] += lane[j + half][i];
         }
       }
-      for (int64_t i = 0; i < width; ++i) args.dbias[n0 + i] += lane[0][i];
+      for (int64_t i = 0; i < width; ++i) {
+        args.dbias[n0 + i] = numerics::Canonical(args.dbias[n0 + i] + lane[0][i]);
+      }
     }
   });
 }
