@@ -14,6 +14,7 @@
 #include "ops/generic_suite.h"
 #include "ops/registry.h"
 #include "ops/rows.h"
+#include "tensor/convert.h"
 
 namespace tare::ops {
 namespace {
@@ -66,6 +67,7 @@ double Get(const Tensor& t, int64_t i) {
     case DType::kF64: return t.as<double>()[i];
     case DType::kF32: return t.as<float>()[i];
     case DType::kBF16: return ToFloat(t.as<uint16_t>()[i]);
+    case DType::kF16: return F16ToF32(t.as<uint16_t>()[i]);
     case DType::kI32: return t.as<int32_t>()[i];
     case DType::kI64: return static_cast<double>(t.as<int64_t>()[i]);
     case DType::kU8: return t.as<uint8_t>()[i];
@@ -77,6 +79,7 @@ void Put(Tensor& t, int64_t i, double v) {
     case DType::kF64: t.mutable_as<double>()[i] = v; break;
     case DType::kF32: t.mutable_as<float>()[i] = static_cast<float>(v); break;
     case DType::kBF16: t.mutable_as<uint16_t>()[i] = Bf16Of(static_cast<float>(v)); break;
+    case DType::kF16: t.mutable_as<uint16_t>()[i] = F32ToF16(static_cast<float>(v)); break;
     case DType::kI32: t.mutable_as<int32_t>()[i] = static_cast<int32_t>(v); break;
     case DType::kI64: t.mutable_as<int64_t>()[i] = static_cast<int64_t>(v); break;
     case DType::kU8: t.mutable_as<uint8_t>()[i] = static_cast<uint8_t>(v); break;
@@ -481,9 +484,9 @@ bool CanonicalNans(const Tensor& t) {
       const float v = t.as<float>()[i];
       if (v != v && std::bit_cast<uint32_t>(v) != 0x7fffffffu) return false;
     }
-    if (t.dtype() == DType::kBF16) {
+    if (t.dtype() == DType::kBF16 || t.dtype() == DType::kF16) {
       const uint16_t v = t.as<uint16_t>()[i];
-      if ((v & 0x7fff) > 0x7f80 && v != 0x7fff) return false;
+      if ((v & 0x7fff) > (t.dtype() == DType::kBF16 ? 0x7f80 : 0x7c00) && v != 0x7fff) return false;
     }
   }
   return true;

@@ -79,6 +79,17 @@ double RopeFrequency(const OpKey& key, int64_t pair, int64_t rotary) {
   return f;
 }
 
+const OracleRegistration linear("linear", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t n = static_cast<size_t>(key.dim("n")), k = static_cast<size_t>(key.dim("k"));
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    for (size_t j = 0; j < n; ++j) {
+      double sum = in.size() > 2 ? in[2][j] : 0.0;
+      for (size_t i = 0; i < k; ++i) sum += in[0][t * k + i] * in[1][j * k + i];
+      out[0][t * n + j] = sum;
+    }
+  }
+});
+
 const OracleRegistration rope("rope", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
   const int64_t width = key.dim("head_dim");
   const int64_t rotary = key.variant.ends_with("partial") ? width / 2 : width;

@@ -90,7 +90,7 @@ struct OpInfo {
   std::function<Status(const Ctx&, const OpKey&, const BackwardCall&)> backward;
   // The dimension that the contract's row reduction runs over ("hidden"), which the suite sets to
   // values around the contract's constants, in multiples of width_step; empty when there is none.
-  std::string width_dim;
+  std::string width_dim = "";
   int64_t width_step = 1;
   // False when rows read each other (attention over a sequence, a norm over a whole model): the
   // suite then leaves out the tests that cut rows, and the operator's own test holds them.
