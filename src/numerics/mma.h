@@ -1,0 +1,74 @@
+#pragma once
+
+// A tile of a contraction in the sm90-mma step on the CPU: many output elements, each one f32
+// accumulator that walks K in groups, with the bits of Sm90Step (numerics/sm90.h) whatever kernel
+// runs. Operands are packed once: A by rows, B by panels of kMmaPanel columns.
+//
+//   MmaA a = MmaA::Pack(type, x, m, k, x_stride, 1);      // x [m, k]
+//   MmaB b = MmaB::Pack(type, w, n, k, w_stride, 1);      // w [n, k]; (1, stride) for a [k, n] matrix
+//   MmaTile(a, 0, m, b, 0, n, 0, k, c, n);                // c [m, n] continues from what it holds
+//
+// A chain may be cut at any group boundary and continued later: its whole state is c.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "numerics/sm90.h"
+
+namespace tare::numerics {
+
+inline constexpr int64_t kMmaPanel = 64;  // columns of a panel of B
+
+// The kernels. All give the same bits; kAuto takes the fastest that this CPU runs.
+enum class MmaKernel : uint8_t { kAuto, kPlain, kAvx2, kAvx512 };
+std::string_view MmaKernelName(MmaKernel kernel);  // "auto", "plain", "avx2", "avx512"
+bool MmaKernelSupported(MmaKernel kernel, MmaType type);
+MmaKernel MmaBestKernel(MmaType type);
+
+namespace internal {
+// Codes with K padded by zeros to whole groups.
+struct MmaRows {
+  MmaType type = MmaType::kBF16;
+  int64_t rows = 0;
+  int64_t k = 0;         // as given
+  int64_t padded_k = 0;  // whole groups
+  std::vector<uint8_t> codes;  // bytes of [rows, padded_k] (A) or [panels][padded_k][64] (B)
+};
+}  // namespace internal
+
+class MmaA {
+ public:
+  // Element (m, k) is codes[m * row_stride + k * k_stride]; strides in elements.
+  static MmaA Pack(MmaType type, const void* codes, int64_t rows, int64_t k, int64_t row_stride,
+                   int64_t k_stride);
+  MmaType type() const { return p_.type; }
+  int64_t rows() const { return p_.rows; }
+  int64_t k() const { return p_.k; }
+  const internal::MmaRows& packed() const { return p_; }
+
+ private:
+  internal::MmaRows p_;
+};
+
+class MmaB {
+ public:
+  // Element (n, k) is codes[n * row_stride + k * k_stride].
+  static MmaB Pack(MmaType type, const void* codes, int64_t rows, int64_t k, int64_t row_stride,
+                   int64_t k_stride);
+  MmaType type() const { return p_.type; }
+  int64_t rows() const { return p_.rows; }
+  int64_t k() const { return p_.k; }
+  const internal::MmaRows& packed() const { return p_; }
+
+ private:
+  internal::MmaRows p_;
+};
+
+// c[(m - m0) * c_stride + (n - n0)] continues over k in [k0, k1) for m in [m0, m1), n in [n0, n1).
+// REQUIRES: one type and one K; n0 a multiple of kMmaPanel; k0, and k1 unless it is K, whole groups.
+// Thread-safe: threads may share a and b and write different parts of c.
+void MmaTile(const MmaA& a, int64_t m0, int64_t m1, const MmaB& b, int64_t n0, int64_t n1,
+             int64_t k0, int64_t k1, float* c, int64_t c_stride, MmaKernel kernel = MmaKernel::kAuto);
+
+}  // namespace tare::numerics
