@@ -40,11 +40,32 @@
 #include <span>
 
 #include "base/status.h"
+#include "ops/contract.h"
 #include "ops/op.h"
 #include "ops/units.h"
 #include "tensor/dtype.h"
 
 namespace tare::ops::attention {
+
+TARE_FAULT(kWindowOffByOne, "attention.window_off_by_one", "attention", "C3,C5",
+           "the sliding window admits key i - window");
+TARE_FAULT(kSinkMissing, "attention.sink_missing", "attention", "C2,C5",
+           "the sink logit is left out of the denominator");
+TARE_FAULT(kSoftcapMissing, "attention.softcap_missing", "attention", "C2,C5",
+           "the soft cap is not applied");
+TARE_FAULT(kKvFp8, "attention.kv_fp8", "attention", "C5", "K and V are rounded to e4m3 as they are read");
+TARE_FAULT(kSplitByBatch, "attention.split_by_batch", "attention", "C3",
+           "the split size follows the number of runs in the call");
+TARE_FAULT(kSplitByDecode, "attention.decode_other_split", "attention", "C3",
+           "a run of one row uses half the split size");
+TARE_FAULT(kTileByRows, "attention.tile_by_rows", "attention", "C3",
+           "a run of at least 64 rows uses the other tile size");
+TARE_FAULT(kScaleQFirst, "attention.scale_q_first", "attention", "C5",
+           "q is scaled and rounded before the product");
+TARE_FAULT(kPackedLeak, "attention.packed_leak", "attention", "C5",
+           "key 0 of a packed sequence is read from the sequence before it");
+TARE_FAULT(kSinkGradientMissing, "attention.sink_gradient_missing", "attention", "C7",
+           "the sink logit gets no gradient");
 
 struct Params {
   int64_t q_heads = 0;
@@ -126,6 +147,7 @@ struct BackwardArgs {
   float* dsink = nullptr;       // [q_heads] main gradient, added to; iff params.sink
 };
 
+Contract ContractOf(const Params& params, Profile profile);
 Status Check(const Params& params);
 
 size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t tokens, int64_t runs,

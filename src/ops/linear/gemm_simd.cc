@@ -12,6 +12,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "ops/linear/simd_rows-inl.h"
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -48,73 +50,20 @@ namespace tare::ops::gemm {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using DF = hn::ScalableTag<float>;
-using DU = hn::ScalableTag<uint32_t>;
-using VF = hn::Vec<DF>;
-constexpr int64_t kL = static_cast<int64_t>(hn::MaxLanes(DF()));
 constexpr int kMr = kL >= 16 ? 12 : 6;  // 24 (12) accumulators of 32 (16) registers
-static_assert(kL == 8 || kL == 16);
-
-// f32 to bf16 bits in the low half of each 32-bit lane: nearest even, NaN becomes 0x7fff.
-HWY_INLINE hn::Vec<DU> ToBf16Bits(VF v) {
-  const DU du;
-  const auto u = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1u));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fffu))));
-  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7fffu), rounded);
-}
-
-HWY_INLINE VF RoundToBf16(VF v) { return hn::BitCast(DF(), hn::ShiftLeft<16>(ToBf16Bits(v))); }
-
-void StoreRow(void* y, DType dtype, int64_t index, const float* src, int64_t count) {
-  const DF df;
-  const DU du;
-  int64_t i = 0;
-  if (dtype == DType::kF32) {
-    float* out = static_cast<float*>(y) + index;
-    const auto nan = hn::BitCast(df, hn::Set(du, 0x7fffffffu));
-    for (; i + kL <= count; i += kL) {
-      const auto v = hn::LoadU(df, src + i);
-      hn::StoreU(hn::IfThenElse(hn::IsNaN(v), nan, v), df, out + i);
-    }
-  } else if (dtype == DType::kBF16) {
-    const hn::Rebind<uint16_t, DU> d16;
-    uint16_t* out = static_cast<uint16_t*>(y) + index;
-    const hn::Rebind<int32_t, DU> di;
-    for (; i + kL <= count; i += kL) {
-      const auto bits = ToBf16Bits(hn::LoadU(df, src + i));
-      hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, bits)), d16, out + i);
-    }
-  }
-  for (; i < count; ++i) StoreRounded(y, dtype, index + i, src[i]);
-}
 
 void ConvertRowImpl(const Matrix& m, int64_t row, int64_t begin, int64_t count, float* dst) {
   const DF df;
-  const DU du;
   if (m.rows != nullptr) row = m.rows[row];
   const int64_t at = row * m.stride + begin;
+  LoadRow(m.data, m.dtype, at, count, dst);
+  if (!m.round_to_bf16 && !m.round_to_f16) return;
   int64_t i = 0;
-  if (m.dtype == DType::kBF16) {
-    const uint16_t* src = static_cast<const uint16_t*>(m.data) + at;
-    const hn::Rebind<uint16_t, DU> d16;
-    for (; i + kL <= count; i += kL) {
-      hn::StoreU(hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, src + i)))), df,
-                 dst + i);
-    }
-  } else if (m.dtype == DType::kF32) {
-    const float* src = static_cast<const float*>(m.data) + at;
-    if (m.round_to_bf16) {
-      for (; i + kL <= count; i += kL) {
-        hn::StoreU(RoundToBf16(hn::LoadU(df, src + i)), df, dst + i);
-      }
-    } else if (!m.round_to_f16) {
-      std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
-      return;
-    }
+  if (m.round_to_bf16) {
+    for (; i + kL <= count; i += kL) hn::StoreU(RoundToBf16(hn::LoadU(df, dst + i)), df, dst + i);
   }
-  const DType to = m.round_to_bf16 ? DType::kBF16 : m.round_to_f16 ? DType::kF16 : DType::kF32;
-  for (; i < count; ++i) dst[i] = RoundOperand(LoadAsF32(m.data, m.dtype, at + i), to);
+  const DType to = m.round_to_bf16 ? DType::kBF16 : DType::kF16;
+  for (; i < count; ++i) dst[i] = RoundOperand(dst[i], to);
 }
 
 // acc[MR x 32] over kc steps. A element (r, k) at a[r * RS + k * KS], B at b[k * 32 + column], C
