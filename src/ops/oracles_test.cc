@@ -1,5 +1,6 @@
 // Float64 oracles of the row operators for the generic suite (generic_suite.h).
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/generic_suite.h"
@@ -78,6 +79,33 @@ double RopeFrequency(const OpKey& key, int64_t pair, int64_t rotary) {
   }
   return f;
 }
+
+// One causal sequence, from the definition: no tiles, no splits.
+const OracleRegistration attention("attention", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const int64_t heads = key.dim("q_heads"), kv_heads = key.dim("kv_heads"), d = key.dim("head_dim");
+  const bool cap = key.variant.find("softcap") != std::string::npos;
+  const bool sink = key.variant.find("sink") != std::string::npos;
+  const int64_t window = key.variant.find("window") != std::string::npos ? 5 : rows;
+  const auto at = [](const std::vector<double>& v, int64_t i) { return v[static_cast<size_t>(i)]; };
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t kv = h * kv_heads / heads;
+      double mass = sink ? std::exp(at(in[3], h)) : 0.0;
+      std::vector<double> y(static_cast<size_t>(d), 0.0);
+      for (int64_t j = std::max<int64_t>(0, i - window + 1); j <= i; ++j) {
+        double z = 0;
+        for (int64_t x = 0; x < d; ++x) z += at(in[0], (i * heads + h) * d + x) * at(in[1], (j * kv_heads + kv) * d + x);
+        z /= 4.0;  // sqrt(16)
+        if (cap) z = 4.0 * std::tanh(z / 4.0);
+        mass += std::exp(z);
+        for (int64_t x = 0; x < d; ++x) {
+          y[static_cast<size_t>(x)] += std::exp(z) * at(in[2], (j * kv_heads + kv) * d + x);
+        }
+      }
+      for (int64_t x = 0; x < d; ++x) out[0][static_cast<size_t>((i * heads + h) * d + x)] = y[static_cast<size_t>(x)] / mass;
+    }
+  }
+});
 
 const OracleRegistration linear("linear", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
   const size_t n = static_cast<size_t>(key.dim("n")), k = static_cast<size_t>(key.dim("k"));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "numerics/fp.h"
 #include "ops/attention/attention_kernels.h"
 #include "ops/attention/attention_plain.h"
 #include "ops/linear/gemm_kernels.h"
@@ -270,7 +271,9 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     });
     if (p.sink) {
       for (int64_t u = 0; u < unit_begin.back(); ++u) {
-        for (int64_t h = 0; h < p.q_heads; ++h) a.dsink[h] += dsink[static_cast<size_t>(u * p.q_heads + h)];
+        for (int64_t h = 0; h < p.q_heads; ++h) {
+          a.dsink[h] = numerics::Canonical(a.dsink[h] + dsink[static_cast<size_t>(u * p.q_heads + h)]);
+        }
       }
     }
   }

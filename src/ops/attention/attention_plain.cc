@@ -311,7 +311,7 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
               const float lse2 = a.lse2[(run.q_begin + cut + i) * heads + h];
               return acc + -(Exp2(t2 - lse2) * delta[at]);
             });
-            a.dsink[h] += lanes.Sum();
+            a.dsink[h] = numerics::Canonical(a.dsink[h] + lanes.Sum());
           }
         }
       }
