@@ -23,6 +23,10 @@ struct CommandRegistration {
   CommandRegistration(const char* name, std::function<void(CLI::App&)> add);
 };
 
+// The subcommand `name` of `parent`, made when it is not there: commands in different files share a
+// group ("model import", "model mini").
+CLI::App* Group(CLI::App& parent, const std::string& name, const std::string& text);
+
 void SetExit(int status);
 // Prints "tare: <status>" on stderr and gives the exit status for it: 64 for an invalid argument,
 // 65 for lost or malformed data, 66 for a missing file, 69 unsupported, 74 input/output, else 70.

@@ -38,6 +38,14 @@ CommandRegistration::CommandRegistration(const char* name, std::function<void(CL
   Commands().push_back({name, std::move(add)});
 }
 
+CLI::App* Group(CLI::App& parent, const std::string& name, const std::string& text) {
+  const auto same = parent.get_subcommands([&](CLI::App* app) { return app->get_name() == name; });
+  if (!same.empty()) return same.front();
+  CLI::App* made = parent.add_subcommand(name, text);
+  made->require_subcommand(1);
+  return made;
+}
+
 void SetExit(int status) { exit_status = status; }
 
 int ReportError(const Status& status) {

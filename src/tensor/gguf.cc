@@ -399,6 +399,9 @@ Result<bool> GgufFile::Bool(std::string_view key) const {
 Result<std::string> GgufFile::String(std::string_view key) const {
   TARE_ASSIGN_OR_RETURN(const GgufValue* v,
                         Scalar(*this, key, "a string", [](Type t) { return t == Type::kString; }));
+  if (!IsUtf8(v->strings[0])) {
+    return DataLoss("{}: metadata \"{}\" is not UTF-8", Printable(where_), key);
+  }
   return v->strings[0];
 }
 

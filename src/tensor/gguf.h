@@ -74,7 +74,7 @@ class GgufFile {
   Result<int64_t> Integer(std::string_view key) const;  // u64 above 2^63 - 1 is kDataLoss
   Result<double> Float(std::string_view key) const;
   Result<bool> Bool(std::string_view key) const;
-  Result<std::string> String(std::string_view key) const;
+  Result<std::string> String(std::string_view key) const;  // UTF-8
 
   // The tensor dequantised to f32, in the file's row order.
   Result<Tensor> DequantizeF32(const GgufEntry& entry) const;
