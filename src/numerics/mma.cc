@@ -1,46 +1,115 @@
 #include "numerics/mma.h"
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 
 #include "base/check.h"
+#include "numerics/mma_internal.h"
 
 namespace tare::numerics {
 namespace {
 
 int64_t RoundUp(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
 
+using internal::MmaGroup;
+using internal::MmaRows;
+
+// The bf16 (f16 for f16) code of an operand: every fp8 value is a bf16 value.
 template <MmaType kType>
-void PackCodes(const void* codes, int64_t row_stride, int64_t k_stride, int64_t panel,
-               internal::MmaRows& p) {
-  using T = typename MmaStorage<kType>::Type;
-  const T* in = static_cast<const T*>(codes);
-  T* out = reinterpret_cast<T*>(p.codes.data());
-  for (int64_t r = 0; r < p.rows; ++r) {
-    for (int64_t k = 0; k < p.k; ++k) {
-      const int64_t at = panel == 0 ? r * p.padded_k + k
-                                    : (r / panel * p.padded_k + k) * panel + r % panel;
-      out[at] = in[r * row_stride + k * k_stride];
+uint16_t HalfOf(uint32_t code) {
+  if constexpr (FormatOf(kType).bytes == 2) return static_cast<uint16_t>(code);
+  const internal::MmaOperand o = internal::DecodeMma<kType>(code);
+  if (o.nan) return 0x7fff;
+  const uint16_t sign = o.negative ? 0x8000 : 0;
+  if (o.inf) return sign | 0x7f80;
+  if (o.significand == 0) return sign;
+  // Renormalise: value = significand * 2^(exponent - point), significand below 16.
+  const int top = 31 - __builtin_clz(o.significand);
+  const int exponent = o.exponent - FormatOf(kType).significand_bits + top + 127;
+  const uint32_t fraction = (o.significand << (7 - top)) & 0x7f;
+  return static_cast<uint16_t>(sign | static_cast<uint32_t>(exponent) << 7 | fraction);
+}
+
+// Packs `count` rows from row r0 on (one row of A, or a panel of B): elements of a group interleaved
+// `width` rows wide.
+template <MmaType kType>
+void PackBlock(const typename MmaStorage<kType>::Type* in, int64_t row_stride, int64_t k_stride,
+               int64_t r0, int64_t count, int64_t width, MmaRows& p) {
+  constexpr MmaFormat kFormat = FormatOf(kType);
+  constexpr int kGroup = kFormat.group;
+  const int64_t groups = p.padded_k / kGroup;
+  const int64_t block = r0 / width;
+  for (int64_t g = 0; g < groups; ++g) {
+    MmaGroup info;
+    int base = -10000;
+    int exponent[kGroup * kMmaPanel];
+    const int64_t k1 = std::min<int64_t>(kGroup, p.k - g * kGroup);
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < k1; ++i) {
+        const int64_t k = g * kGroup + i;
+        const auto code = in[(r0 + r) * row_stride + k * k_stride];
+        const internal::MmaOperand o = internal::DecodeMma<kType>(code);
+        const int64_t at = (block * p.padded_k + k) * width + r;
+        if constexpr (kFormat.bytes == 1) p.codes[static_cast<size_t>(at)] = code;
+        p.halves[static_cast<size_t>(at)] = HalfOf<kType>(code);
+        info.special |= o.nan || o.inf;
+        exponent[i * width + r] = o.significand == 0 ? -10000 : o.exponent;
+        base = std::max(base, exponent[i * width + r]);
+      }
     }
+    info.zero = base == -10000;
+    info.base = info.zero ? 0 : static_cast<int16_t>(base);
+    for (int64_t i = 0; i < kGroup; ++i) {
+      for (int64_t r = 0; r < width; ++r) {
+        int8_t e = internal::kMmaZero;
+        if (i < k1 && r < count && exponent[i * width + r] != -10000) {
+          e = static_cast<int8_t>(
+              std::max<int>(exponent[i * width + r] - base, internal::kMmaFar));
+        }
+        const size_t at = static_cast<size_t>((block * p.padded_k + g * kGroup + i) * width + r);
+        if (width == 1) {
+          p.exponents4[at] = static_cast<uint8_t>(e) * 0x01010101u;
+        } else {
+          p.exponents[at] = e;
+        }
+      }
+    }
+    p.groups[static_cast<size_t>(block * groups + g)] = info;
   }
 }
 
-internal::MmaRows PackRows(MmaType type, const void* codes, int64_t rows, int64_t k,
-                           int64_t row_stride, int64_t k_stride, int64_t panel) {
+MmaRows PackRows(MmaType type, const void* codes, int64_t rows, int64_t k, int64_t row_stride,
+                 int64_t k_stride, int64_t width) {
   TARE_CHECK(rows >= 0 && k >= 0);
   const MmaFormat format = FormatOf(type);
-  internal::MmaRows p;
+  MmaRows p;
   p.type = type;
   p.rows = rows;
   p.k = k;
   p.padded_k = RoundUp(k, format.group);
-  const int64_t stored_rows = panel == 0 ? rows : RoundUp(rows, panel);
-  p.codes.assign(static_cast<size_t>(stored_rows * p.padded_k * format.bytes), 0);
+  const int64_t blocks = (rows + width - 1) / width;
+  const size_t elements = static_cast<size_t>(blocks * width * p.padded_k);
+  if (format.bytes == 1) p.codes.assign(elements, 0);
+  p.halves.assign(elements, 0);
+  if (width == 1) {
+    p.exponents4.resize(elements);
+  } else {
+    p.exponents.resize(elements);
+  }
+  p.groups.resize(static_cast<size_t>(blocks * (p.padded_k / format.group)));
+  const auto pack = [&](auto tag) {
+    constexpr MmaType kType = decltype(tag)::value;
+    using T = typename MmaStorage<kType>::Type;
+    for (int64_t r = 0; r < rows; r += width) {
+      PackBlock<kType>(static_cast<const T*>(codes), row_stride, k_stride, r,
+                       std::min(width, rows - r), width, p);
+    }
+  };
   switch (type) {
-    case MmaType::kBF16: PackCodes<MmaType::kBF16>(codes, row_stride, k_stride, panel, p); break;
-    case MmaType::kF16: PackCodes<MmaType::kF16>(codes, row_stride, k_stride, panel, p); break;
-    case MmaType::kE4M3: PackCodes<MmaType::kE4M3>(codes, row_stride, k_stride, panel, p); break;
-    case MmaType::kE5M2: PackCodes<MmaType::kE5M2>(codes, row_stride, k_stride, panel, p); break;
+    case MmaType::kBF16: pack(std::integral_constant<MmaType, MmaType::kBF16>()); break;
+    case MmaType::kF16: pack(std::integral_constant<MmaType, MmaType::kF16>()); break;
+    case MmaType::kE4M3: pack(std::integral_constant<MmaType, MmaType::kE4M3>()); break;
+    case MmaType::kE5M2: pack(std::integral_constant<MmaType, MmaType::kE5M2>()); break;
   }
   return p;
 }
@@ -50,8 +119,8 @@ void PlainTile(const internal::MmaRows& a, int64_t m0, int64_t m1, const interna
                int64_t n0, int64_t n1, int64_t k0, int64_t k1, float* c, int64_t c_stride) {
   using T = typename MmaStorage<kType>::Type;
   constexpr int kGroup = FormatOf(kType).group;
-  const T* ac = reinterpret_cast<const T*>(a.codes.data());
-  const T* bc = reinterpret_cast<const T*>(b.codes.data());
+  const T* ac = internal::MmaCodes<kType>(a);
+  const T* bc = internal::MmaCodes<kType>(b);
   for (int64_t m = m0; m < m1; ++m) {
     for (int64_t n = n0; n < n1; ++n) {
       const T* panel = bc + n / kMmaPanel * b.padded_k * kMmaPanel + n % kMmaPanel;
@@ -77,15 +146,21 @@ std::string_view MmaKernelName(MmaKernel kernel) {
 }
 
 bool MmaKernelSupported(MmaKernel kernel, MmaType) {
-  return kernel == MmaKernel::kAuto || kernel == MmaKernel::kPlain;
+  return kernel == MmaKernel::kAuto || kernel == MmaKernel::kPlain ||
+         internal::MmaFastTile(kernel) != nullptr;
 }
 
-MmaKernel MmaBestKernel(MmaType) { return MmaKernel::kPlain; }
+MmaKernel MmaBestKernel(MmaType) {
+  for (const MmaKernel kernel : {MmaKernel::kAvx512, MmaKernel::kAvx2}) {
+    if (internal::MmaFastTile(kernel) != nullptr) return kernel;
+  }
+  return MmaKernel::kPlain;
+}
 
 MmaA MmaA::Pack(MmaType type, const void* codes, int64_t rows, int64_t k, int64_t row_stride,
                 int64_t k_stride) {
   MmaA a;
-  a.p_ = PackRows(type, codes, rows, k, row_stride, k_stride, 0);
+  a.p_ = PackRows(type, codes, rows, k, row_stride, k_stride, 1);
   return a;
 }
 
@@ -106,6 +181,11 @@ void MmaTile(const MmaA& a, int64_t m0, int64_t m1, const MmaB& b, int64_t n0, i
   TARE_CHECK(n0 % kMmaPanel == 0 && k0 % group == 0 && (k1 % group == 0 || k1 == a.k()))
       << "tile cuts a panel or a group";
   TARE_CHECK(MmaKernelSupported(kernel, a.type())) << MmaKernelName(kernel);
+  if (kernel == MmaKernel::kAuto) kernel = MmaBestKernel(a.type());
+  if (kernel != MmaKernel::kPlain) {
+    internal::MmaFastTile(kernel)(a.packed(), m0, m1, b.packed(), n0, n1, k0, k1, c, c_stride);
+    return;
+  }
   const auto run = [&](auto tile) { tile(a.packed(), m0, m1, b.packed(), n0, n1, k0, k1, c, c_stride); };
   switch (a.type()) {
     case MmaType::kBF16: run(PlainTile<MmaType::kBF16>); break;

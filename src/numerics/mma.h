@@ -27,14 +27,32 @@ bool MmaKernelSupported(MmaKernel kernel, MmaType type);
 MmaKernel MmaBestKernel(MmaType type);
 
 namespace internal {
-// Codes with K padded by zeros to whole groups.
+
+// One group of one row of A, or of one panel of B, as the fast kernels see it.
+struct MmaGroup {
+  int16_t base = 0;      // largest exponent of a non-zero operand
+  bool special = false;  // holds a NaN or an infinity: the plain step takes it
+  bool zero = false;     // holds nothing but zeros
+};
+
+// Exponents are bytes relative to the group's base: 0 down to kMmaFar, where they saturate; a zero
+// operand is kMmaZero. Saturating sums of two then tell everything about a product's exponent.
+inline constexpr int8_t kMmaZero = -128;
+inline constexpr int8_t kMmaFar = -63;
+
 struct MmaRows {
   MmaType type = MmaType::kBF16;
   int64_t rows = 0;
   int64_t k = 0;         // as given
   int64_t padded_k = 0;  // whole groups
-  std::vector<uint8_t> codes;  // bytes of [rows, padded_k] (A) or [panels][padded_k][64] (B)
+  // Elements of A at [row][padded_k], of B at [panel][padded_k][kMmaPanel].
+  std::vector<uint8_t> codes;       // as given; empty for bf16 and f16, where halves hold the same
+  std::vector<uint16_t> halves;     // the value in bf16 (f16 for f16), exact
+  std::vector<int8_t> exponents;    // B
+  std::vector<uint32_t> exponents4; // A: the byte four times, one broadcast from memory
+  std::vector<MmaGroup> groups;     // [row or panel][padded_k / group]
 };
+
 }  // namespace internal
 
 class MmaA {

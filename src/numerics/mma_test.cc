@@ -56,5 +56,15 @@ TEST(MmaTest, PlainTilesHaveTheChainsBits) {
   CheckTiles<MmaType::kE5M2>(MmaKernel::kPlain, 4, 20);
 }
 
+class MmaKernelTest : public testing::TestWithParam<MmaKernel> {};
+
+TEST_P(MmaKernelTest, BF16) { CheckTiles<MmaType::kBF16>(GetParam(), 5, 120); }
+TEST_P(MmaKernelTest, F16) { CheckTiles<MmaType::kF16>(GetParam(), 6, 120); }
+TEST_P(MmaKernelTest, E4M3) { CheckTiles<MmaType::kE4M3>(GetParam(), 7, 120); }
+TEST_P(MmaKernelTest, E5M2) { CheckTiles<MmaType::kE5M2>(GetParam(), 8, 120); }
+
+INSTANTIATE_TEST_SUITE_P(Fast, MmaKernelTest, testing::Values(MmaKernel::kAvx2, MmaKernel::kAvx512),
+                         [](const auto& info) { return std::string(MmaKernelName(info.param)); });
+
 }  // namespace
 }  // namespace tare::numerics

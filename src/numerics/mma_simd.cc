@@ -1,0 +1,261 @@
+// The fast kernels of the Hopper step: one source, compiled for AVX2 and for AVX-512.
+//
+// For 64 columns and one row of A, a group takes two passes.
+//   1. Exponents, 64 to a vector: the largest byte sum gives emax of the products.
+//   2. Products, f32 lanes: a * b is exact (at most 22 significant bits); times 2^(F - emax), exact
+//      again; conversion to int32 by truncation is then the rule's cut toward zero at 2^(emax - F);
+//      int32 additions are exact. The sum becomes f32 under round-toward-zero and is scaled back.
+// What this cannot represent is found by its traces and given to the plain step: NaN and infinity
+// (marked when packed; in c they convert to INT_MIN), a product more than 2^62 below the largest of
+// its panel, an exponent near the ends of f32, and a sum beyond int32.
+//
+// The tile runs under MXCSR round-toward-zero: every other operation in it is exact.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "numerics/mma_simd.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "numerics/mma_internal.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tare::numerics::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using internal::MmaGroup;
+using internal::MmaRows;
+
+#if HWY_TARGET == HWY_AVX2
+using D = hn::FixedTag<float, 8>;
+#else
+using D = hn::FixedTag<float, 16>;
+#endif
+using DI = hn::RebindToSigned<D>;
+using DU = hn::RebindToUnsigned<D>;
+constexpr int kStep = 4;  // vectors of columns with their sums in registers
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
+constexpr int kVectors = static_cast<int>(kMmaPanel) / kLanes;
+using DB = hn::FixedTag<int8_t, kLanes * 4>;
+constexpr int kByteVectors = static_cast<int>(kMmaPanel) / (kLanes * 4);
+using DQ = hn::FixedTag<int8_t, kLanes>;  // bytes for one vector of lanes
+
+// cvttps2dq without Highway's repair of overflow: INT_MIN is wanted there.
+HWY_INLINE hn::Vec<DI> Truncate(hn::Vec<D> v) {
+#if HWY_TARGET == HWY_AVX2
+  return hn::Vec<DI>{_mm256_cvttps_epi32(v.raw)};
+#else
+  return hn::Vec<DI>{_mm512_cvttps_epi32(v.raw)};
+#endif
+}
+
+// One group with nothing but zero products: c as the rule returns it.
+template <MmaType kType>
+HWY_INLINE float ZeroGroup(float c) {
+  constexpr uint32_t kCut = ~((1u << FormatOf(kType).result_cut) - 1);
+  if (c != c) return CanonicalNan();
+  const uint32_t bits = BitsOf(c) & kCut;
+  return (bits << 1) == 0 ? 0.0f : FloatOf(bits);
+}
+
+template <MmaType kType>
+HWY_NOINLINE void SlowGroup(const MmaRows& a, const MmaRows& b, int64_t row, int64_t panel,
+                            int64_t k, const int8_t* product_max, uint64_t lanes, float* c) {
+  const auto* ac = internal::MmaCodes<kType>(a) + row * a.padded_k + k;
+  const auto* bc = internal::MmaCodes<kType>(b) + (panel * b.padded_k + k) * kMmaPanel;
+  for (; lanes != 0; lanes &= lanes - 1) {
+    const int j = __builtin_ctzll(lanes);
+    if (product_max != nullptr && product_max[j] == internal::kMmaZero) {
+      c[j] = ZeroGroup<kType>(c[j]);
+    } else {
+      c[j] = Sm90Step<kType>(ac, bc + j, c[j], 1, kMmaPanel);
+    }
+  }
+}
+
+// c[64] of one row walks the groups of [k0, k1). bf: the panel's elements of that range as f32.
+template <MmaType kType, int kUsed>
+void RowPanel(const MmaRows& a, const MmaRows& b, int64_t row, int64_t panel, int64_t k0, int64_t k1,
+              const float* af, const float* bf, uint64_t lanes, float* HWY_RESTRICT c) {
+  constexpr MmaFormat kFormat = FormatOf(kType);
+  constexpr int kGroup = kFormat.group;
+  const D d;
+  const DI di;
+  const DU du;
+  const DB db;
+  const int64_t groups = a.padded_k / kGroup;
+  const MmaGroup* ag = &a.groups[static_cast<size_t>(row * groups)];
+  const MmaGroup* bg = &b.groups[static_cast<size_t>(panel * groups)];
+  const uint32_t* a4 = &a.exponents4[static_cast<size_t>(row * a.padded_k)];
+  const int8_t* be = &b.exponents[static_cast<size_t>(panel * b.padded_k * kMmaPanel)];
+  const auto exponent_mask = hn::Set(di, 0x7f800000);
+  // |sum| beyond this may have wrapped, or holds an INT_MIN of a special c.
+  const auto limit = hn::Set(du, kFormat.bytes == 2 ? 2090000000u : 1u << 29);
+  HWY_ALIGN int8_t product_max[kMmaPanel];
+  HWY_ALIGN float next[kMmaPanel];
+  for (int64_t k = k0; k < k1; k += kGroup) {
+    const MmaGroup x = ag[k / kGroup];
+    const MmaGroup y = bg[k / kGroup];
+    const int base = x.base + y.base + 127;  // biased exponent of the largest conceivable product
+    if (HWY_UNLIKELY(x.special || y.special || base > 240 || base < 100)) {
+      if (!(x.special || y.special) && (x.zero || y.zero)) {
+        for (int j = 0; j < kMmaPanel; ++j) c[j] = ZeroGroup<kType>(c[j]);
+      } else {
+        SlowGroup<kType>(a, b, row, panel, k, nullptr, lanes, c);
+      }
+      continue;
+    }
+    // Pass 1.
+    uint64_t far = 0;
+    for (int v = 0; v < kByteVectors; ++v) {
+      const int8_t* e = be + k * kMmaPanel + v * kLanes * 4;
+      auto best0 = hn::Set(db, internal::kMmaZero);
+      auto best1 = best0;
+      for (int i = 0; i < kGroup; i += 2) {
+        const auto a0 = hn::BitCast(db, hn::Set(du, a4[k + i]));
+        const auto a1 = hn::BitCast(db, hn::Set(du, a4[k + i + 1]));
+        best0 = hn::Max(best0, hn::SaturatedAdd(a0, hn::Load(db, e + i * kMmaPanel)));
+        best1 = hn::Max(best1, hn::SaturatedAdd(a1, hn::Load(db, e + (i + 1) * kMmaPanel)));
+      }
+      const auto best = hn::Max(best0, best1);
+      hn::Store(best, db, product_max + v * kLanes * 4);
+      uint8_t bits[8] = {};
+      hn::StoreMaskBits(db, hn::Lt(best, hn::Set(db, internal::kMmaFar + 1)), bits);
+      uint64_t m;
+      std::memcpy(&m, bits, 8);
+      far |= m << (v * kLanes * 4 % 64);
+    }
+    if (HWY_UNLIKELY((far & lanes) != 0)) {
+      SlowGroup<kType>(a, b, row, panel, k, product_max, lanes, c);
+      continue;
+    }
+    // Pass 2, kStep vectors of columns at a time.
+    const auto bias = hn::Set(di, base);
+    const float* bk = bf + (k - k0) * kMmaPanel;
+    const float* ak = af + (k - k0);
+    auto worst = hn::Zero(du);
+    for (int v0 = 0; v0 < kUsed; v0 += kStep) {
+      hn::Vec<DI> sum[kStep];
+      hn::Vec<D> scale[kStep];
+      for (int v = 0; v < kStep; ++v) {
+        const auto acc = hn::Load(d, c + (v0 + v) * kLanes);
+        const auto products = hn::ShiftLeft<23>(
+            hn::Add(hn::PromoteTo(di, hn::Load(DQ(), product_max + (v0 + v) * kLanes)), bias));
+        const auto w = hn::Max(hn::And(hn::BitCast(di, acc), exponent_mask), products);
+        scale[v] = hn::BitCast(d, hn::Sub(hn::Set(di, (254 + kFormat.f) << 23), w));
+        sum[v] = Truncate(hn::Mul(acc, scale[v]));
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroup; ++i) {
+        const auto ai = hn::Set(d, ak[i]);
+        for (int v = 0; v < kStep; ++v) {
+          const auto p = hn::Mul(ai, hn::Load(d, bk + i * kMmaPanel + (v0 + v) * kLanes));
+          sum[v] = hn::Add(sum[v], Truncate(hn::Mul(p, scale[v])));
+        }
+      }
+      for (int v = 0; v < kStep; ++v) {
+        worst = hn::Max(worst, hn::BitCast(du, hn::Abs(sum[v])));
+        const auto unit = hn::BitCast(
+            d, hn::Sub(hn::Set(di, 254 << 23), hn::BitCast(di, scale[v])));
+        auto y0 = hn::Mul(hn::ConvertTo(d, sum[v]), unit);
+        if constexpr (kFormat.result_cut != 0) {
+          y0 = hn::And(y0, hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut))));
+        }
+        hn::Store(y0, d, next + (v0 + v) * kLanes);
+      }
+    }
+    if (HWY_UNLIKELY(!hn::AllFalse(du, hn::Gt(worst, limit)))) {
+      SlowGroup<kType>(a, b, row, panel, k, product_max, lanes, c);
+      continue;
+    }
+    for (int v = 0; v < kUsed; ++v) hn::Store(hn::Load(d, next + v * kLanes), d, c + v * kLanes);
+  }
+}
+
+template <MmaType kType>
+HWY_INLINE void Widen(const uint16_t* in, int64_t n, float* out) {
+  const D d;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    if constexpr (kType == MmaType::kF16) {
+#if HWY_TARGET == HWY_AVX2
+      _mm256_store_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+#else
+      _mm512_store_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i))));
+#endif
+    } else {
+      const auto bits = hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<uint16_t, D>(), in + i));
+      hn::Store(hn::BitCast(d, hn::ShiftLeft<16>(bits)), d, out + i);
+    }
+  }
+}
+
+template <MmaType kType>
+HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaRows& b, int64_t n0,
+                            int64_t n1, int64_t k0, int64_t k1, float* c, int64_t c_stride) {
+  // 128 x 64 floats of B, 32 KiB: the block of K that stays in the first-level cache.
+  constexpr int64_t kBlock = 128;
+  HWY_ALIGN float bf[kBlock * kMmaPanel];
+  HWY_ALIGN float af[kBlock];
+  k1 = std::min(a.padded_k, (k1 + FormatOf(kType).group - 1) / FormatOf(kType).group * FormatOf(kType).group);
+  for (int64_t n = n0; n < n1; n += kMmaPanel) {
+    const int64_t columns = std::min(kMmaPanel, n1 - n);
+    const uint64_t lanes = columns == 64 ? ~uint64_t{0} : (uint64_t{1} << columns) - 1;
+    const int64_t panel = n / kMmaPanel;
+    for (int64_t k = k0; k < k1; k += kBlock) {
+      const int64_t kn = std::min(k1, k + kBlock);
+      Widen<kType>(&b.halves[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)],
+                   (kn - k) * kMmaPanel, bf);
+      for (int64_t m = m0; m < m1; ++m) {
+        Widen<kType>(&a.halves[static_cast<size_t>(m * a.padded_k + k)], kn - k, af);
+        HWY_ALIGN float row[kMmaPanel] = {};
+        float* out = c + (m - m0) * c_stride + (n - n0);
+        std::memcpy(row, out, static_cast<size_t>(columns) * sizeof(float));
+        const int64_t used = (columns + kLanes - 1) / kLanes;
+        if (used * 2 <= kVectors) {
+          RowPanel<kType, kVectors / 2>(a, b, m, panel, k, kn, af, bf, lanes, row);
+        } else {
+          RowPanel<kType, kVectors>(a, b, m, panel, k, kn, af, bf, lanes, row);
+        }
+        std::memcpy(out, row, static_cast<size_t>(columns) * sizeof(float));
+      }
+    }
+  }
+}
+
+void Tile(const MmaRows& a, int64_t m0, int64_t m1, const MmaRows& b, int64_t n0, int64_t n1,
+          int64_t k0, int64_t k1, float* c, int64_t c_stride) {
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x6000);  // toward zero
+  switch (a.type) {
+    case MmaType::kBF16: TypedTile<MmaType::kBF16>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
+    case MmaType::kF16: TypedTile<MmaType::kF16>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
+    case MmaType::kE4M3: TypedTile<MmaType::kE4M3>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
+    case MmaType::kE5M2: TypedTile<MmaType::kE5M2>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
+  }
+  _mm_setcsr(before);
+}
+
+}  // namespace tare::numerics::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tare::numerics::internal {
+
+MmaTileFunction MmaFastTile(MmaKernel kernel) {
+  const int64_t supported = hwy::SupportedTargets();
+#if HWY_TARGETS & HWY_AVX3
+  if (kernel == MmaKernel::kAvx512 && (supported & HWY_AVX3) != 0) return N_AVX3::Tile;
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  if (kernel == MmaKernel::kAvx2 && (supported & HWY_AVX2) != 0) return N_AVX2::Tile;
+#endif
+  (void)kernel;
+  (void)supported;
+  return nullptr;
+}
+
+}  // namespace tare::numerics::internal
+#endif
