@@ -6,8 +6,8 @@
 // chunk it came in, the page size, `row_align`, the scratch, or whether a tape or a tap is present
 // (with ctx.batch_invariance kOn).
 
-#include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -99,13 +99,13 @@ struct ForwardOutput {
 // workspace of device kernels.
 class Scratch {
  public:
-  // At least `elements` of dtype; content unspecified. The same slot gives the same memory.
+  // Content unspecified. The same slot gives the same memory: what it held before is lost.
   Result<Tensor> Get(const char* slot, DType dtype, Shape shape, Device device);
   int64_t size_bytes() const;
   void Clear() { slots_.clear(); }
 
  private:
-  std::map<std::string, Tensor> slots_;  // f32-typed raw storage
+  std::map<std::string, Tensor, std::less<>> slots_;  // grown to the largest use
 };
 
 struct TapeOptions {
@@ -126,14 +126,15 @@ class Tape {
 
   // Internal to Forward and Backward.
   struct Layer {
-    Tensor h_in, rstd_in, x_attn;             // residual stream, its norm
-    Tensor qkv_raw, rstd_q, rstd_k;           // before the head norms (qk_norm)
-    Tensor qkv;                               // after rope
+    Tensor h_in, rstd_in, x_attn;    // residual stream [T, H], its norm
+    Tensor qkv;                      // [T, qkv_width]: q and k after rope, or (qk_norm) before the norms
+    Tensor qk, rstd_q, rstd_k;       // qk_norm: [T, q_width + kv_width] after rope
     Tensor attn, lse2;
     Tensor h_mid, rstd_mid, x_mlp;
-    Tensor gate_up, act;                      // MoE: in routed order
+    Tensor gate_up, act;             // [T, 2I], [T, I]; MoE: [R, ...] in routed order
     Tensor router_ids, router_weights, router_probs, expert_out;  // MoE
-    ops::grouped_linear::Dispatch dispatch;
+    ops::grouped_linear::Dispatch dispatch;                       // MoE
+    Tensor token_of, row_of;                                      // MoE: dispatch on the device
   };
   TapeOptions options;
   BatchLayout layout;

@@ -9,6 +9,7 @@
 // a parameter calls Repack before the next Forward.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -63,6 +64,11 @@ struct ModelOptions {
 
 class Model {
  public:
+  Model(Model&&) = default;
+  Model& operator=(Model&&) = default;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
   // Every tensor of the architecture must be there with its shape, and none besides (rotary buffers
   // and a redundant tied head excepted, the head only if its bytes equal the embedding's):
   // kInvalidArgument lists what is missing or left over. f32 tensors are rounded once to config.dtype.
@@ -111,7 +117,12 @@ class Model {
   std::vector<Tensor> sinks_;                                   // f32 [q_heads] by layer
   Tensor rope_cos_, rope_sin_;                                  // f32 [max_positions, rotary / 2]
 
-  Status Declare();  // parameters_ and layers_ from config_, values zero
+  Model() = default;
+  // parameters_ and layers_ from config_, values undefined.
+  void Declare();
+  static Result<Model> Build(ThreadPool* pool, const ModelConfig& config, const ModelOptions& options,
+                             const std::vector<std::string>& names,
+                             const std::function<Result<Tensor>(const std::string&)>& get);
 };
 
 }  // namespace tare::models
