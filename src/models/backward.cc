@@ -325,7 +325,7 @@ Status BackwardPass::Mlp(int64_t layer, const Tape::Layer& saved, const Tensor& 
 Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tensor& g, Tensor* dnormed) {
   const LayerParameters& ids = model_.layer(layer);
   const int64_t width = c_.expert_intermediate, item = SizeOf(c_.dtype);
-  const grouped::Dispatch& plan = saved.dispatch;
+  const ops::dispatch::Plan& plan = saved.plan;
   const int64_t routed = plan.offsets.back();
 
   TARE_ASSIGN_OR_RETURN(Tensor dy, Buffer("dexpert", c_.grad_dtype, {routed, c_.hidden}));
@@ -352,7 +352,7 @@ Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tens
     args.offsets = plan.offsets;
     if (ctx_.device != Device::kCpu) {
       args.device_offsets = static_cast<const int64_t*>(offsets.data());
-      args.host_token_of = plan.token_of.data();
+      args.host_token_of = plan.row_token.data();
     }
     args.token_of = static_cast<const int32_t*>(saved.token_of.data());
     args.x_rows = x.dim(0);
@@ -384,14 +384,13 @@ Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tens
 
   // Two gradients meet at the norm's output: the experts' (slots ascending), then the router's.
   TARE_ASSIGN_OR_RETURN(Tensor both, Buffer("dmoe", c_.grad_dtype, {2 * rows_, c_.hidden}));
-  grouped::GatherBackwardArgs gather;
-  gather.tokens = rows_;
-  gather.top_k = c_.top_k;
-  gather.rows = routed;
-  gather.row_of = static_cast<const int32_t*>(saved.row_of.data());
-  gather.dx_rows = dx_rows.data();
+  ops::dispatch::BackwardArgs gather;
+  gather.rows = rows_;
+  gather.out_rows = routed;
+  gather.slot_row = static_cast<const int32_t*>(saved.row_of.data());
+  gather.dout = dx_rows.data();
   gather.dx = both.mutable_data();
-  TARE_RETURN_IF_ERROR(grouped::GatherBackward(ctx_, gate_up, gather));
+  TARE_RETURN_IF_ERROR(ops::dispatch::Backward(ctx_, DispatchParams(c_), gather));
 
   TARE_ASSIGN_OR_RETURN(Tensor dlogits, Buffer("drouter", DType::kF32, {rows_, c_.experts}));
   ops::router::BackwardArgs route;

@@ -17,7 +17,7 @@
 #include "base/status.h"
 #include "models/model.h"
 #include "ops/attention/attention.h"
-#include "ops/grouped_linear/grouped_linear.h"
+#include "ops/dispatch/dispatch.h"
 #include "ops/op.h"
 #include "ops/units.h"
 #include "tensor/tap.h"
@@ -133,8 +133,8 @@ class Tape {
     Tensor h_mid, rstd_mid, x_mlp;
     Tensor gate_up, act;             // [T, 2I], [T, I]; MoE: [R, ...] in routed order
     Tensor router_ids, router_weights, router_probs, expert_out;  // MoE
-    ops::grouped_linear::Dispatch dispatch;                       // MoE
-    Tensor token_of, row_of;                                      // MoE: dispatch on the device
+    ops::dispatch::Plan plan;                                    // MoE
+    Tensor token_of, row_of;                                      // MoE: the plan on the device
   };
   TapeOptions options;
   BatchLayout layout;

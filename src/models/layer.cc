@@ -292,10 +292,10 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
   }
 
   TARE_ASSIGN_OR_RETURN(const Tensor host_ids, chosen.To(Device::kCpu));
-  TARE_ASSIGN_OR_RETURN(grouped::Dispatch plan, grouped::BuildDispatch(host_ids.as<int32_t>(), rows, c.top_k, c.experts));
+  TARE_ASSIGN_OR_RETURN(ops::dispatch::Plan plan, ops::dispatch::BuildPlan(rows, c.top_k, c.experts, host_ids.as<int32_t>()));
   const int64_t routed = plan.offsets.back();
-  TARE_ASSIGN_OR_RETURN(Tensor token_of, ToDevice(plan.token_of.data(), DType::kI32, {routed}, ctx_.device));
-  TARE_ASSIGN_OR_RETURN(Tensor row_of, ToDevice(plan.row_of.data(), DType::kI32, {rows, c.top_k}, ctx_.device));
+  TARE_ASSIGN_OR_RETURN(Tensor token_of, ToDevice(plan.row_token.data(), DType::kI32, {routed}, ctx_.device));
+  TARE_ASSIGN_OR_RETURN(Tensor row_of, ToDevice(plan.slot_row.data(), DType::kI32, {rows, c.top_k}, ctx_.device));
   TARE_ASSIGN_OR_RETURN(const Tensor offsets, ToDevice(plan.offsets.data(), DType::kI64, {c.experts + 1}, ctx_.device));
 
   const auto expert_linear = [&](const grouped::Params& params, int weight, const Tensor& in, bool by_token, Tensor* y) -> Status {
@@ -340,7 +340,7 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
                 {report.Name(l, "mlp.experts.out"), report.Name(l, "mlp.router.weights")});
   }
   if (saved != nullptr) {
-    saved->dispatch = std::move(plan);
+    saved->plan = std::move(plan);
     saved->token_of = std::move(token_of);
     saved->row_of = std::move(row_of);
   }

@@ -211,6 +211,18 @@ Result<Model> Model::Zeros(ThreadPool* pool, const ModelConfig& config, const Mo
   return Build(pool, config, options, {}, nullptr);
 }
 
+std::vector<std::pair<std::string, Shape>> Model::TensorShapes(const ModelConfig& config) {
+  Model m;
+  m.config_ = config;
+  m.Declare();
+  std::vector<std::pair<std::string, Shape>> out;
+  for (const Parameter& p : m.parameters_) {
+    for (const ParameterPart& part : p.parts) out.emplace_back(part.name, part.shape);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 Result<std::vector<std::pair<std::string, Tensor>>> Model::NamedTensors() const {
   std::vector<std::pair<std::string, Tensor>> out;
   for (const Parameter& p : parameters_) {

@@ -80,6 +80,9 @@ class Model {
   // All parameters zero: for a trainer that restores into it.
   static Result<Model> Zeros(ThreadPool* pool, const ModelConfig& config, const ModelOptions& options = {});
 
+  // Names and shapes of the tensors that a configuration has, sorted by name.
+  static std::vector<std::pair<std::string, Shape>> TensorShapes(const ModelConfig& config);
+
   const ModelConfig& config() const { return config_; }
   Device device() const { return options_.device; }
   const std::vector<Parameter>& parameters() const { return parameters_; }

@@ -6,6 +6,7 @@
 #include "models/config.h"
 #include "ops/attention/attention.h"
 #include "ops/combine/combine.h"
+#include "ops/dispatch/dispatch.h"
 #include "ops/embedding/embedding.h"
 #include "ops/gate/gate.h"
 #include "ops/grouped_linear/grouped_linear.h"
@@ -117,6 +118,9 @@ inline ops::router::Params RouterParams(const ModelConfig& c) {
           .renormalise = c.renormalise};
 }
 inline ops::combine::Params CombineParams(const ModelConfig& c) {
+  return {.hidden = c.hidden, .top_k = c.top_k, .dtype = c.dtype, .grad_dtype = c.grad_dtype};
+}
+inline ops::dispatch::Params DispatchParams(const ModelConfig& c) {
   return {.hidden = c.hidden, .top_k = c.top_k, .dtype = c.dtype, .grad_dtype = c.grad_dtype};
 }
 inline ops::logprob::Params LogprobParams(const ModelConfig& c) {

@@ -143,8 +143,8 @@ Result<Prepared> Prepare(const Model& model, const Batch& batch) {
   return p;
 }
 
-Reporter::Reporter(Tap* tap, const Model&, const Batch& batch, const Prepared& prepared, fault::Side side)
-    : tap_(tap), batch_(batch), side_(side) {
+Reporter::Reporter(Tap* tap, const Model& model, const Batch& batch, const Prepared& prepared, fault::Side side)
+    : tap_(tap), model_(model), batch_(batch), side_(side) {
   if (tap_ == nullptr) return;
   TapFrame frame;
   frame.phase = batch.phase;
@@ -205,17 +205,19 @@ void Reporter::EmitColumns(int layer, const std::string& name, const char* op, c
 }
 
 void Reporter::EmitSlots(int layer, const std::string& name, const char* op, const Tensor& routed,
-                         const ops::grouped_linear::Dispatch& plan, std::vector<std::string> inputs) {
+                         const ops::dispatch::Plan& plan, std::vector<std::string> inputs) {
   if (tap_ == nullptr) return;
   auto host = routed.To(Device::kCpu);
   TARE_CHECK(host.ok()) << host.status().ToString();
   const int64_t bytes = routed.dim(1) * SizeOf(routed.dtype());
-  auto slots = Tensor::Allocate(routed.dtype(), {plan.tokens, plan.top_k * routed.dim(1)});
+  const int64_t top_k = model_.config().top_k;
+  const int64_t tokens = static_cast<int64_t>(plan.slot_row.size()) / top_k;
+  auto slots = Tensor::Allocate(routed.dtype(), {tokens, top_k * routed.dim(1)});
   TARE_CHECK(slots.ok()) << slots.status().ToString();
-  for (size_t i = 0; i < plan.row_of.size(); ++i) {
-    if (plan.row_of[i] < 0) continue;
+  for (size_t i = 0; i < plan.slot_row.size(); ++i) {
+    if (plan.slot_row[i] < 0) continue;
     std::memcpy(static_cast<char*>(slots->mutable_data()) + static_cast<int64_t>(i) * bytes,
-                static_cast<const char*>(host->data()) + plan.row_of[i] * bytes, bytes);
+                static_cast<const char*>(host->data()) + plan.slot_row[i] * bytes, bytes);
   }
   Emit(layer, name, op, *slots, std::move(inputs));
 }

@@ -51,7 +51,7 @@ class Reporter {
                    int64_t width, std::vector<std::string> inputs);
   // Routed rows put back in (token, slot) order: [T, top_k * W], zeros where a slot has no expert.
   void EmitSlots(int layer, const std::string& name, const char* op, const Tensor& routed,
-                 const ops::grouped_linear::Dispatch& plan, std::vector<std::string> inputs);
+                 const ops::dispatch::Plan& plan, std::vector<std::string> inputs);
   std::string Name(int layer, const std::string& name) const;
   void EmitEmbedding(const Model& model, const Prepared& prepared, const Tensor& out);
   // Ends the frame; then the logprobs as a frame of their own, whose rows are the target tokens.
@@ -61,6 +61,7 @@ class Reporter {
   void Close();
 
   Tap* tap_;
+  const Model& model_;
   const Batch& batch_;
   fault::Side side_;
   bool open_ = false;
