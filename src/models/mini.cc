@@ -169,9 +169,11 @@ uint16_t Draw(uint32_t tensor, uint64_t element, Scale scale) {
 }
 
 // The scale by the kind of tensor. 37,837 * 2^-20 is 0.036, * 2^-16 is 0.58.
-Scale ScaleOf(const std::string& name) {
+Scale ScaleOf(const std::string& name, bool tied) {
   const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
-  if (has("embed_tokens")) return {1, -15, 0};                 // 1.15
+  // 1.15; a table that is the head too is spread like a head.
+  if (has("embed_tokens") && !tied) return {1, -15, 0};
+  if (has("embed_tokens")) return {7, -20, 0};
   if (has("lm_head")) return {7, -20, 0};                      // 0.25: logits spread by about 3
   if (has("q_norm") || has("k_norm")) return {2, -20, 24};     // 1.5 +- 0.07
   if (has("norm.weight") || has("layernorm")) return {3, -20, 16};  // 1 +- 0.11
@@ -247,7 +249,7 @@ Result<std::vector<std::pair<std::string, Tensor>>> MiniTensorsFor(const ModelCo
     // A tensor's numbers depend on its name, not on what other tensors a configuration has.
     const Sha256Digest digest = Sha256Of(name);
     const uint32_t stream = static_cast<uint32_t>(digest[0]) << 24 | digest[1] << 16 | digest[2] << 8 | digest[3];
-    const Scale scale = ScaleOf(name);
+    const Scale scale = ScaleOf(name, config.tied);
     TARE_ASSIGN_OR_RETURN(Tensor values, Tensor::Allocate(DType::kBF16, shape));
     uint16_t* out = values.mutable_as<uint16_t>();
     for (int64_t i = 0; i < values.elements(); ++i) out[i] = Draw(stream, static_cast<uint64_t>(i), scale);

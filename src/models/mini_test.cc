@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "base/sha256.h"
 #include "models/testing_strings.h"
@@ -27,10 +28,10 @@ std::string BytesHash() {
 }
 
 TEST(MiniTest, TheBytesOfMini1NeverChange) {
-  EXPECT_EQ(BytesHash(), "WEIGHTS");
-  EXPECT_EQ(Hex(Sha256Of(MiniConfigJson())), "CONFIG");
-  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerJson())), "TOKENIZER");
-  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerConfigJson())), "TOKCONFIG");
+  EXPECT_EQ(BytesHash(), "a0fe00879ef85410c31954bbf10f6deec6487c14a3b79989fdd673841caf8e26");
+  EXPECT_EQ(Hex(Sha256Of(MiniConfigJson())), "7b27bedecbd9b555611654613691cbee5abf158abc5e0b4947e5445ae2ab69d5");
+  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerJson())), "93ba9c7150075e6e462127f151190b8bde61fdaec8b89eeb8af06f9ebf67d7cd");
+  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerConfigJson())), "3380762bb597bcf9355d78eb68277b96a432a63fa5f5806460b7a12461b9bac8");
 }
 
 TEST(MiniTest, HasTheKindsItPromises) {
@@ -53,6 +54,7 @@ TEST(MiniTest, WeightsHaveTheirSpread) {
   auto tensors = MiniTensors();
   ASSERT_TRUE(tensors.ok());
   for (const auto& [name, tensor] : *tensors) {
+    if (tensor.elements() < 16) continue;  // too few to have a spread
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < tensor.elements(); ++i) {
       const double x = Bf16ToF32(tensor.as<uint16_t>()[i]);
@@ -63,7 +65,7 @@ TEST(MiniTest, WeightsHaveTheirSpread) {
     const double n = static_cast<double>(tensor.elements()), mean = sum / n, sigma = std::sqrt(squares / n - mean * mean);
     const bool norm = name.find("norm") != std::string::npos;
     EXPECT_NEAR(mean, norm ? (name.find("q_norm") != std::string::npos || name.find("k_norm") != std::string::npos ? 1.5 : 1.0) : 0.0,
-                norm ? 0.1 : 0.9) << name;
+                norm ? 0.1 : 0.05) << name;
     EXPECT_GT(sigma, 0.03) << name;
     EXPECT_LT(sigma, 2.5) << name;
   }
