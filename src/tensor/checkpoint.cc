@@ -103,12 +103,12 @@ struct Checkpoint::State {
       }
     }
     if (items.size() != map.size()) {
-      for (const auto& [name, file] : map) {
+      for (const auto& entry : map) {
         const bool found = std::any_of(items.begin(), items.end(),
-                                       [&](const Item& i) { return i.info.name == name; });
+                                       [&](const Item& i) { return i.info.name == entry.first; });
         if (!found) {
           return DataLoss("{}: tensor \"{}\" is said to be in {}, and is not", Printable(index),
-                          Printable(name), Printable(file));
+                          Printable(entry.first), Printable(entry.second));
         }
       }
     }
