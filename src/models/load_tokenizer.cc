@@ -21,9 +21,9 @@ Result<Tokenizer> LoadTokenizer(Env* env, const Checkpoint& checkpoint) {
   vocabulary.tokens = source.tokens;
   vocabulary.token_type = source.token_types;
   vocabulary.merges = source.merges;
-  const auto id = [&](int64_t value) { return static_cast<int32_t>(value); };
-  if (checkpoint.config().bos_token_id) vocabulary.bos = id(*checkpoint.config().bos_token_id);
-  if (!checkpoint.config().eos_token_ids.empty()) vocabulary.eos = id(checkpoint.config().eos_token_ids[0]);
+  vocabulary.bos = source.bos;
+  vocabulary.eos = source.eos;
+  vocabulary.add_bos = source.add_bos;
   auto tokenizer = Tokenizer::FromGguf(vocabulary);
   if (!tokenizer.ok()) return tokenizer.status().Annotate(checkpoint.path());
   return tokenizer;
