@@ -11,6 +11,7 @@
 // A chain may be cut at any group boundary and continued later: its whole state is c.
 
 #include <cstdint>
+#include <new>
 #include <string_view>
 #include <vector>
 
@@ -28,6 +29,23 @@ MmaKernel MmaBestKernel(MmaType type);
 
 namespace internal {
 
+// Vectors of a whole cache line are loaded from these buffers.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}  // NOLINT(google-explicit-constructor)
+  T* allocate(size_t n) {
+    return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64}));
+  }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+  template <class U>
+  bool operator==(const LineAllocator<U>&) const { return true; }
+};
+template <class T>
+using LineVector = std::vector<T, LineAllocator<T>>;
+
 // One group of one row of A, or of one panel of B, as the fast kernels see it.
 struct MmaGroup {
   int16_t base = 0;      // largest exponent of a non-zero operand
@@ -36,8 +54,8 @@ struct MmaGroup {
 };
 
 // Exponents are bytes relative to the group's base: 0 down to kMmaFar, where they saturate; a zero
-// operand is kMmaZero. Saturating sums of two then tell everything about a product's exponent.
-inline constexpr int8_t kMmaZero = -128;
+// operand is kMmaZero. The largest sum of two, if above kMmaFar, is that of a true product.
+inline constexpr int8_t kMmaZero = -64;
 inline constexpr int8_t kMmaFar = -63;
 
 struct MmaRows {
@@ -46,11 +64,11 @@ struct MmaRows {
   int64_t k = 0;         // as given
   int64_t padded_k = 0;  // whole groups
   // Elements of A at [row][padded_k], of B at [panel][padded_k][kMmaPanel].
-  std::vector<uint8_t> codes;       // as given; empty for bf16 and f16, where halves hold the same
-  std::vector<uint16_t> halves;     // the value in bf16 (f16 for f16), exact
-  std::vector<int8_t> exponents;    // B
-  std::vector<uint32_t> exponents4; // A: the byte four times, one broadcast from memory
-  std::vector<MmaGroup> groups;     // [row or panel][padded_k / group]
+  LineVector<uint8_t> codes;       // as given; empty for bf16 and f16, where halves hold the same
+  LineVector<uint16_t> halves;     // the value in bf16 (f16 for f16), exact
+  LineVector<int8_t> exponents;    // B
+  LineVector<uint32_t> exponents4; // A: the byte four times, one broadcast from memory
+  LineVector<MmaGroup> groups;     // [row or panel][padded_k / group]
 };
 
 }  // namespace internal

@@ -36,8 +36,8 @@ using D = hn::FixedTag<float, 16>;
 #endif
 using DI = hn::RebindToSigned<D>;
 using DU = hn::RebindToUnsigned<D>;
-constexpr int kStep = 4;  // vectors of columns with their sums in registers
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
+constexpr int kStep = 4;  // vectors of columns with their sums in registers
 constexpr int kVectors = static_cast<int>(kMmaPanel) / kLanes;
 using DB = hn::FixedTag<int8_t, kLanes * 4>;
 constexpr int kByteVectors = static_cast<int>(kMmaPanel) / (kLanes * 4);
@@ -52,7 +52,7 @@ HWY_INLINE hn::Vec<DI> Truncate(hn::Vec<D> v) {
 #endif
 }
 
-// One group with nothing but zero products: c as the rule returns it.
+// A group that holds nothing but zeros: c as the rule returns it.
 template <MmaType kType>
 HWY_INLINE float ZeroGroup(float c) {
   constexpr uint32_t kCut = ~((1u << FormatOf(kType).result_cut) - 1);
@@ -63,115 +63,150 @@ HWY_INLINE float ZeroGroup(float c) {
 
 template <MmaType kType>
 HWY_NOINLINE void SlowGroup(const MmaRows& a, const MmaRows& b, int64_t row, int64_t panel,
-                            int64_t k, const int8_t* product_max, uint64_t lanes, float* c) {
+                            int64_t k, uint64_t lanes, float* c) {
   const auto* ac = internal::MmaCodes<kType>(a) + row * a.padded_k + k;
   const auto* bc = internal::MmaCodes<kType>(b) + (panel * b.padded_k + k) * kMmaPanel;
   for (; lanes != 0; lanes &= lanes - 1) {
     const int j = __builtin_ctzll(lanes);
-    if (product_max != nullptr && product_max[j] == internal::kMmaZero) {
-      c[j] = ZeroGroup<kType>(c[j]);
-    } else {
-      c[j] = Sm90Step<kType>(ac, bc + j, c[j], 1, kMmaPanel);
-    }
+    c[j] = Sm90Step<kType>(ac, bc + j, c[j], 1, kMmaPanel);
   }
 }
 
-// c[64] of one row walks the groups of [k0, k1). bf: the panel's elements of that range as f32.
+constexpr int64_t kRows = 8;  // rows of A that walk a panel together
+
+// What pass 1 leaves for pass 2, 64 columns of one row.
+struct Scaled {
+  HWY_ALIGN float scale[kMmaPanel];  // 2^(F - emax)
+  HWY_ALIGN int32_t sum[kMmaPanel];  // c, cut, in units of 2^(emax - F)
+};
+
+// Pass 1 of the group at k for one row: true if pass 2 may follow, else c is already the result.
 template <MmaType kType, int kUsed>
-void RowPanel(const MmaRows& a, const MmaRows& b, int64_t row, int64_t panel, int64_t k0, int64_t k1,
-              const float* af, const float* bf, uint64_t lanes, float* HWY_RESTRICT c) {
+HWY_INLINE bool Pass1(const MmaRows& a, const MmaRows& b, int64_t row, int64_t panel, int64_t k,
+                      uint64_t lanes, float* HWY_RESTRICT c, Scaled& out) {
   constexpr MmaFormat kFormat = FormatOf(kType);
   constexpr int kGroup = kFormat.group;
   const D d;
   const DI di;
   const DU du;
   const DB db;
-  const int64_t groups = a.padded_k / kGroup;
-  const MmaGroup* ag = &a.groups[static_cast<size_t>(row * groups)];
-  const MmaGroup* bg = &b.groups[static_cast<size_t>(panel * groups)];
-  const uint32_t* a4 = &a.exponents4[static_cast<size_t>(row * a.padded_k)];
-  const int8_t* be = &b.exponents[static_cast<size_t>(panel * b.padded_k * kMmaPanel)];
+  const MmaGroup x = a.groups[static_cast<size_t>((row * a.padded_k + k) / kGroup)];
+  const MmaGroup y = b.groups[static_cast<size_t>((panel * b.padded_k + k) / kGroup)];
+  const int base = x.base + y.base + 127;  // biased exponent of the largest conceivable product
+  if (HWY_UNLIKELY(x.special || y.special || base > 240 || base < 100)) {
+    if (!(x.special || y.special) && (x.zero || y.zero)) {
+      for (int j = 0; j < kMmaPanel; ++j) c[j] = ZeroGroup<kType>(c[j]);
+    } else {
+      SlowGroup<kType>(a, b, row, panel, k, lanes, c);
+    }
+    return false;
+  }
+  const uint32_t* HWY_RESTRICT ae = &a.exponents4[static_cast<size_t>(row * a.padded_k + k)];
+  const int8_t* HWY_RESTRICT be = &b.exponents[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)];
+  // No sum leaves int8: the smallest is twice kMmaZero.
+  HWY_ALIGN int8_t product_max[kMmaPanel];
+  uint64_t far = 0;
+  for (int v = 0; v < kByteVectors; ++v) {
+    const int8_t* e = be + v * kLanes * 4;
+    auto best0 = hn::Set(db, 2 * internal::kMmaZero);
+    auto best1 = best0;
+    for (int i = 0; i < kGroup; i += 2) {
+      const auto a0 = hn::BitCast(db, hn::Set(du, ae[i]));
+      const auto a1 = hn::BitCast(db, hn::Set(du, ae[i + 1]));
+      best0 = hn::Max(best0, hn::Add(a0, hn::Load(db, e + i * kMmaPanel)));
+      best1 = hn::Max(best1, hn::Add(a1, hn::Load(db, e + (i + 1) * kMmaPanel)));
+    }
+    const auto best = hn::Max(best0, best1);
+    hn::Store(best, db, product_max + v * kLanes * 4);
+    uint8_t bits[8] = {};
+    hn::StoreMaskBits(db, hn::Lt(best, hn::Set(db, internal::kMmaFar + 1)), bits);
+    uint64_t m;
+    std::memcpy(&m, bits, 8);
+    far |= m << (v * kLanes * 4 % 64);
+  }
+  if (HWY_UNLIKELY((far & lanes) != 0)) {
+    SlowGroup<kType>(a, b, row, panel, k, lanes, c);
+    return false;
+  }
   const auto exponent_mask = hn::Set(di, 0x7f800000);
+  const auto bias = hn::Set(di, base);
+  for (int v = 0; v < kUsed; ++v) {
+    const auto acc = hn::Load(d, c + v * kLanes);
+    const auto products = hn::ShiftLeft<23>(
+        hn::Add(hn::PromoteTo(di, hn::Load(DQ(), product_max + v * kLanes)), bias));
+    const auto w = hn::Max(hn::And(hn::BitCast(di, acc), exponent_mask), products);
+    const auto scale = hn::BitCast(d, hn::Sub(hn::Set(di, (254 + kFormat.f) << 23), w));
+    hn::Store(scale, d, out.scale + v * kLanes);
+    hn::Store(Truncate(hn::Mul(acc, scale)), di, out.sum + v * kLanes);
+  }
+  return true;
+}
+
+// Pass 2: ak [group], bk [group, 64] as f32. Leaves c as it was and answers false when the sums do
+// not fit.
+template <MmaType kType, int kUsed>
+HWY_INLINE bool Pass2(const float* HWY_RESTRICT ak, const float* HWY_RESTRICT bk,
+                      const Scaled& in, float* HWY_RESTRICT c) {
+  constexpr MmaFormat kFormat = FormatOf(kType);
+  const D d;
+  const DI di;
+  const DU du;
   // |sum| beyond this may have wrapped, or holds an INT_MIN of a special c.
   const auto limit = hn::Set(du, kFormat.bytes == 2 ? 2090000000u : 1u << 29);
-  HWY_ALIGN int8_t product_max[kMmaPanel];
   HWY_ALIGN float next[kMmaPanel];
+  auto worst = hn::Zero(du);
+  for (int v0 = 0; v0 < kUsed; v0 += kStep) {
+    hn::Vec<DI> sum[kStep];
+    hn::Vec<D> scale[kStep];
+    for (int v = 0; v < kStep; ++v) {
+      scale[v] = hn::Load(d, in.scale + (v0 + v) * kLanes);
+      sum[v] = hn::Load(di, in.sum + (v0 + v) * kLanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kFormat.group; ++i) {
+      const auto ai = hn::Set(d, ak[i]);
+      for (int v = 0; v < kStep; ++v) {
+        const auto p = hn::Mul(ai, hn::Load(d, bk + i * kMmaPanel + (v0 + v) * kLanes));
+        sum[v] = hn::Add(sum[v], Truncate(hn::Mul(p, scale[v])));
+      }
+    }
+    for (int v = 0; v < kStep; ++v) {
+      worst = hn::Max(worst, hn::BitCast(du, hn::Abs(sum[v])));
+      const auto unit =
+          hn::BitCast(d, hn::Sub(hn::Set(di, 254 << 23), hn::BitCast(di, scale[v])));
+      auto y0 = hn::Mul(hn::ConvertTo(d, sum[v]), unit);
+      if constexpr (kFormat.result_cut != 0) {
+        y0 = hn::And(y0, hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut))));
+      }
+      hn::Store(y0, d, next + (v0 + v) * kLanes);
+    }
+  }
+  if (HWY_UNLIKELY(!hn::AllFalse(du, hn::Gt(worst, limit)))) return false;
+  for (int v = 0; v < kUsed; ++v) hn::Store(hn::Load(d, next + v * kLanes), d, c + v * kLanes);
+  return true;
+}
+
+// Rows [m0, m0 + rows) of c (64 columns each) walk the groups of [k0, k1). Both passes run over all
+// rows in turn, so that the latency of one row's chain hides behind the others.
+template <MmaType kType, int kUsed>
+void RowsPanel(const MmaRows& a, const MmaRows& b, int64_t m0, int64_t rows, int64_t panel,
+               int64_t k0, int64_t k1, const float* af, int64_t af_stride, const float* bf,
+               uint64_t lanes, float* HWY_RESTRICT c) {
+  constexpr int kGroup = FormatOf(kType).group;
+  Scaled scaled[kRows];
+  bool go[kRows];
   for (int64_t k = k0; k < k1; k += kGroup) {
-    const MmaGroup x = ag[k / kGroup];
-    const MmaGroup y = bg[k / kGroup];
-    const int base = x.base + y.base + 127;  // biased exponent of the largest conceivable product
-    if (HWY_UNLIKELY(x.special || y.special || base > 240 || base < 100)) {
-      if (!(x.special || y.special) && (x.zero || y.zero)) {
-        for (int j = 0; j < kMmaPanel; ++j) c[j] = ZeroGroup<kType>(c[j]);
-      } else {
-        SlowGroup<kType>(a, b, row, panel, k, nullptr, lanes, c);
-      }
-      continue;
+    for (int64_t r = 0; r < rows; ++r) {
+      go[r] = Pass1<kType, kUsed>(a, b, m0 + r, panel, k, lanes, c + r * kMmaPanel, scaled[r]);
     }
-    // Pass 1.
-    uint64_t far = 0;
-    for (int v = 0; v < kByteVectors; ++v) {
-      const int8_t* e = be + k * kMmaPanel + v * kLanes * 4;
-      auto best0 = hn::Set(db, internal::kMmaZero);
-      auto best1 = best0;
-      for (int i = 0; i < kGroup; i += 2) {
-        const auto a0 = hn::BitCast(db, hn::Set(du, a4[k + i]));
-        const auto a1 = hn::BitCast(db, hn::Set(du, a4[k + i + 1]));
-        best0 = hn::Max(best0, hn::SaturatedAdd(a0, hn::Load(db, e + i * kMmaPanel)));
-        best1 = hn::Max(best1, hn::SaturatedAdd(a1, hn::Load(db, e + (i + 1) * kMmaPanel)));
-      }
-      const auto best = hn::Max(best0, best1);
-      hn::Store(best, db, product_max + v * kLanes * 4);
-      uint8_t bits[8] = {};
-      hn::StoreMaskBits(db, hn::Lt(best, hn::Set(db, internal::kMmaFar + 1)), bits);
-      uint64_t m;
-      std::memcpy(&m, bits, 8);
-      far |= m << (v * kLanes * 4 % 64);
-    }
-    if (HWY_UNLIKELY((far & lanes) != 0)) {
-      SlowGroup<kType>(a, b, row, panel, k, product_max, lanes, c);
-      continue;
-    }
-    // Pass 2, kStep vectors of columns at a time.
-    const auto bias = hn::Set(di, base);
-    const float* bk = bf + (k - k0) * kMmaPanel;
-    const float* ak = af + (k - k0);
-    auto worst = hn::Zero(du);
-    for (int v0 = 0; v0 < kUsed; v0 += kStep) {
-      hn::Vec<DI> sum[kStep];
-      hn::Vec<D> scale[kStep];
-      for (int v = 0; v < kStep; ++v) {
-        const auto acc = hn::Load(d, c + (v0 + v) * kLanes);
-        const auto products = hn::ShiftLeft<23>(
-            hn::Add(hn::PromoteTo(di, hn::Load(DQ(), product_max + (v0 + v) * kLanes)), bias));
-        const auto w = hn::Max(hn::And(hn::BitCast(di, acc), exponent_mask), products);
-        scale[v] = hn::BitCast(d, hn::Sub(hn::Set(di, (254 + kFormat.f) << 23), w));
-        sum[v] = Truncate(hn::Mul(acc, scale[v]));
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < kGroup; ++i) {
-        const auto ai = hn::Set(d, ak[i]);
-        for (int v = 0; v < kStep; ++v) {
-          const auto p = hn::Mul(ai, hn::Load(d, bk + i * kMmaPanel + (v0 + v) * kLanes));
-          sum[v] = hn::Add(sum[v], Truncate(hn::Mul(p, scale[v])));
-        }
-      }
-      for (int v = 0; v < kStep; ++v) {
-        worst = hn::Max(worst, hn::BitCast(du, hn::Abs(sum[v])));
-        const auto unit = hn::BitCast(
-            d, hn::Sub(hn::Set(di, 254 << 23), hn::BitCast(di, scale[v])));
-        auto y0 = hn::Mul(hn::ConvertTo(d, sum[v]), unit);
-        if constexpr (kFormat.result_cut != 0) {
-          y0 = hn::And(y0, hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut))));
-        }
-        hn::Store(y0, d, next + (v0 + v) * kLanes);
+    for (int64_t r = 0; r < rows; ++r) {
+      if (HWY_UNLIKELY(!go[r])) continue;
+      if (HWY_UNLIKELY(!(Pass2<kType, kUsed>(af + r * af_stride + (k - k0),
+                                             bf + (k - k0) * kMmaPanel, scaled[r],
+                                             c + r * kMmaPanel)))) {
+        SlowGroup<kType>(a, b, m0 + r, panel, k, lanes, c + r * kMmaPanel);
       }
     }
-    if (HWY_UNLIKELY(!hn::AllFalse(du, hn::Gt(worst, limit)))) {
-      SlowGroup<kType>(a, b, row, panel, k, product_max, lanes, c);
-      continue;
-    }
-    for (int v = 0; v < kUsed; ++v) hn::Store(hn::Load(d, next + v * kLanes), d, c + v * kLanes);
   }
 }
 
@@ -198,7 +233,8 @@ HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaR
   // 128 x 64 floats of B, 32 KiB: the block of K that stays in the first-level cache.
   constexpr int64_t kBlock = 128;
   HWY_ALIGN float bf[kBlock * kMmaPanel];
-  HWY_ALIGN float af[kBlock];
+  HWY_ALIGN float af[kRows * kBlock];
+  HWY_ALIGN float tile[kRows * kMmaPanel];
   k1 = std::min(a.padded_k, (k1 + FormatOf(kType).group - 1) / FormatOf(kType).group * FormatOf(kType).group);
   for (int64_t n = n0; n < n1; n += kMmaPanel) {
     const int64_t columns = std::min(kMmaPanel, n1 - n);
@@ -208,18 +244,24 @@ HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaR
       const int64_t kn = std::min(k1, k + kBlock);
       Widen<kType>(&b.halves[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)],
                    (kn - k) * kMmaPanel, bf);
-      for (int64_t m = m0; m < m1; ++m) {
-        Widen<kType>(&a.halves[static_cast<size_t>(m * a.padded_k + k)], kn - k, af);
-        HWY_ALIGN float row[kMmaPanel] = {};
-        float* out = c + (m - m0) * c_stride + (n - n0);
-        std::memcpy(row, out, static_cast<size_t>(columns) * sizeof(float));
-        const int64_t used = (columns + kLanes - 1) / kLanes;
-        if (used * 2 <= kVectors) {
-          RowPanel<kType, kVectors / 2>(a, b, m, panel, k, kn, af, bf, lanes, row);
-        } else {
-          RowPanel<kType, kVectors>(a, b, m, panel, k, kn, af, bf, lanes, row);
+      for (int64_t m = m0; m < m1; m += kRows) {
+        const int64_t rows = std::min(kRows, m1 - m);
+        for (int64_t r = 0; r < rows; ++r) {
+          Widen<kType>(&a.halves[static_cast<size_t>((m + r) * a.padded_k + k)], kn - k,
+                       af + r * kBlock);
+          float* to = tile + r * kMmaPanel;
+          std::memcpy(to, c + (m + r - m0) * c_stride + (n - n0), static_cast<size_t>(columns) * 4);
+          std::fill(to + columns, to + kMmaPanel, 0.0f);
         }
-        std::memcpy(out, row, static_cast<size_t>(columns) * sizeof(float));
+        if ((columns + kLanes - 1) / kLanes * 2 <= kVectors) {
+          RowsPanel<kType, kVectors / 2>(a, b, m, rows, panel, k, kn, af, kBlock, bf, lanes, tile);
+        } else {
+          RowsPanel<kType, kVectors>(a, b, m, rows, panel, k, kn, af, kBlock, bf, lanes, tile);
+        }
+        for (int64_t r = 0; r < rows; ++r) {
+          std::memcpy(c + (m + r - m0) * c_stride + (n - n0), tile + r * kMmaPanel,
+                      static_cast<size_t>(columns) * 4);
+        }
       }
     }
   }
