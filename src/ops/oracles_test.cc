@@ -153,6 +153,83 @@ const OracleRegistration combine("combine", [](const OpKey& key, int64_t rows, c
 
 const OracleRegistration cast("cast", [](const OpKey&, int64_t, const Values& in, Values& out) { out[0] = in[0]; });
 
+const OracleRegistration gate("gate", [](const OpKey& key, int64_t, const Values& in, Values& out) {
+  for (size_t i = 0; i < in[0].size(); ++i) {
+    const double g = in[0][i];
+    double act = g / (1 + std::exp(-g));
+    if (key.variant == "gelu-tanh") act = 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+    if (key.variant == "gelu-erf") act = 0.5 * g * std::erfc(-g / std::sqrt(2.0));
+    out[0][i] = act * in[1][i];
+  }
+});
+
+const OracleRegistration logprob("logprob", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t vocab = static_cast<size_t>(key.dim("vocab"));
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    const double* x = in[0].data() + t * vocab;
+    const double temperature = in[2][t];
+    double top = x[0];
+    for (size_t i = 0; i < vocab; ++i) top = std::max(top, x[i]);
+    double sum = 0;
+    for (size_t i = 0; i < vocab; ++i) sum += std::exp((x[i] - top) / temperature);
+    const double lse = top / temperature + std::log(sum);
+    out[0][t] = x[static_cast<size_t>(in[1][t])] / temperature - lse;
+    for (size_t i = 0; i < vocab; ++i) {
+      const double q = x[i] / temperature - lse;
+      out[1][t] -= std::exp(q) * q;
+    }
+  }
+});
+
+const OracleRegistration router("router", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t experts = static_cast<size_t>(key.dim("experts"));
+  const size_t k = std::min(static_cast<size_t>(key.dim("top_k")), experts);
+  const bool raw = key.variant.find("raw") != std::string::npos;
+  const double scale = key.variant.find("scaled") != std::string::npos ? 2.5 : 1.0;
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    std::vector<size_t> order(experts);
+    for (size_t i = 0; i < experts; ++i) order[i] = i;
+    const double* x = in[0].data() + t * experts;
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return x[a] > x[b]; });
+    double all = 0, chosen = 0;
+    for (size_t i = 0; i < experts; ++i) all += std::exp(x[i]);
+    for (size_t s = 0; s < k; ++s) chosen += std::exp(x[order[s]]);
+    for (size_t s = 0; s < k; ++s) {
+      out[0][t * k + s] = static_cast<double>(order[s]);
+      out[1][t * k + s] = std::exp(x[order[s]]) / (raw ? all : chosen) * scale;
+    }
+  }
+});
+
+const OracleRegistration policy_loss("policy_loss", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const double low = 1 - static_cast<double>(0.2f), high = 1 + static_cast<double>(0.28f);
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    if (in[5][t] == 0) continue;
+    const double ratio = std::exp(in[0][t] - in[1][t]);
+    const double a = in[4][t];
+    double loss = -std::min(ratio * a, std::min(std::max(ratio, low), high) * a);
+    if (key.variant.ends_with("dual") && a < 0) loss = std::min(loss, -1.5 * a);
+    const double d = in[0][t] - in[2][t];
+    double kl = std::exp(-d) - 1 + d;
+    if (key.variant.starts_with("k1")) kl = d;
+    if (key.variant.starts_with("k2")) kl = d * d / 2;
+    loss += static_cast<double>(0.05f) * kl - static_cast<double>(0.01f) * in[3][t];
+    double divisor = 100;
+    if (key.variant.ends_with("sequence")) divisor = 100 * (in[6][t] + 1);
+    if (key.variant.ends_with("constant")) divisor = 64;
+    out[0][t] = loss / divisor;
+    out[1][0] += loss / divisor;
+  }
+});
+
+const OracleRegistration cross_entropy("cross_entropy", [](const OpKey&, int64_t rows, const Values& in, Values& out) {
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    if (in[2][t] == 0) continue;
+    out[0][t] = -in[0][t] * in[1][t] / 100;
+    out[1][0] += out[0][t];
+  }
+});
+
 const OracleRegistration grad_norm("grad_norm", [](const OpKey&, int64_t, const Values& in, Values& out) {
   double sum = 0;
   for (double g : in[0]) sum += g * g;

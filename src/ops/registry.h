@@ -28,6 +28,7 @@ enum class Role : uint8_t {
 // What a generic test may put into an input so that the operator accepts it.
 enum class Fill : uint8_t {
   kNormal,     // standard normal times `scale`, some zeros of both signs and subnormals
+  kRanked,     // as kNormal, but where derivatives are taken no two of a row are equal: choices by rank
   kPositive,   // |normal| * scale + scale: temperatures, second moments
   kIndex,      // integers in [0, limit)
   kAscending,  // rows in order: 0, 1, 2, ... (positions)
@@ -49,6 +50,8 @@ struct Operand {
   // has the dtype `grad_dtype`; that of a kShared input is an f32 main gradient that is added to.
   bool grad = false;
   DType grad_dtype = DType::kF32;
+  // A non-finite value is refused with an error that names the row (temperatures, say).
+  bool finite = false;
   // An output saved for backward alone: it is compared bit by bit but has no oracle.
   bool saved = false;
 };

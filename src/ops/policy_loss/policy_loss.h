@@ -9,8 +9,8 @@
 // times the token's weight: 1 / N_tokens, or 1 / (N_sequences * valid tokens of its sequence), or
 // 1 / divisor. The counts are of the *global* batch and come from the caller as integers, so that
 // cutting the batch moves no bit. A masked token is selected away, never multiplied: whatever its
-// slots hold (NaN, -inf, a ratio of inf) reaches neither loss nor gradient. A non-finite value at a
-// valid token is kInvalidArgument that names the token, unless `allow_non_finite`.
+// slots hold (NaN, -inf, a ratio of inf) reaches neither loss nor gradient. A non-finite loss or gradient at
+// a valid token is kInvalidArgument that names the token.
 
 #include <cstdint>
 #include <span>

@@ -3,9 +3,9 @@
 // Sampling by integer mass, so that a parallel select gives the same set and the same token in any
 // order: w = u64(exp2((z - max) * log2e) * 2^40), z = f32(logit) / T.
 // The kept set: all ids; then the top_k largest (value descending, id ascending, +0 and -0 tie);
-// then the smallest prefix of those in the same order with sum w >= ceil(floor(p * 2^32) * S / 2^32),
+// then the smallest non-empty prefix of those in the same order with sum w >= ceil(floor(p * 2^32) * S / 2^32),
 // S the mass of the set so far; then the ids with w >= ceil(floor(min_p * 2^32) * w_max / 2^32).
-// Draw: r = 64 bits of Philox4x32-10 with key = seed and counter = (position, purpose, sample, 0),
+// Draw: r = 64 bits of Philox4x32-10 with key = seed and counter = (position, RandomPurpose::kToken, sample, 0),
 // t = mulhi(r, S_kept), the lowest id whose running sum in id order exceeds t.
 // T = 0 is greedy by declared rule: the argmax (lowest id wins), the kept set is that id alone and
 // `logprob` is the one at T = 1. No row reads another.
@@ -21,8 +21,6 @@ TARE_FAULT(kTiesHigh, "sampling.top_k_ties_highest", "sampling", "C3,C5",
            "equal logits are kept by the highest id");
 TARE_FAULT(kSeedByRow, "sampling.seed_by_batch_row", "sampling", "C3",
            "the draw depends on the row of the batch");
-
-inline constexpr uint32_t kPurposeSample = 1;  // of the Philox counter
 
 struct Params {
   int64_t vocab = 0;                 // V
