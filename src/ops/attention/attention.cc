@@ -179,9 +179,10 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   if (ctx.pool == nullptr) return InvalidArgument("attention: ctx.pool is null; the CPU needs one");
 
   const Params params = ctx.batch_invariance == BatchInvariance::kOn ? p : NativeParams(p, a);
-  const bool sm90 = ctx.profile == Profile::kSm90Mma && p.dtype != DType::kF32;
-  const char* kernel = "attention_fwd_ieee";
-  if (AnyFault(ctx.side) || sm90) {
+  const bool sm90 = ctx.batch_invariance == BatchInvariance::kOn && ctx.profile == Profile::kSm90Mma &&
+                    p.dtype != DType::kF32;
+  const char* kernel = sm90 ? "attention_fwd_sm90" : "attention_fwd_ieee";
+  if (AnyFault(ctx.side)) {
     kernel = "attention_fwd_plain";
     TARE_RETURN_IF_ERROR(PlainForward(ctx, params, a));
   } else {
@@ -201,7 +202,7 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     std::stable_sort(blocks.begin(), blocks.end(), [](const Block& x, const Block& y) { return x.keys > y.keys; });
     ctx.pool->ParallelFor(static_cast<int64_t>(blocks.size()), [&](int64_t i) {
       const Block& b = blocks[static_cast<size_t>(i)];
-      ForwardBlock(params, a, *b.run, b.kv_head, b.flat0, b.lanes);
+      ForwardBlock(params, a, *b.run, b.kv_head, b.flat0, b.lanes, sm90);
     });
   }
   if (ctx.trace != nullptr) {
@@ -252,8 +253,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   if (ctx.device != Device::kCpu) return Unsupported("attention: this build has no CUDA part");
   if (ctx.pool == nullptr) return InvalidArgument("attention: ctx.pool is null; the CPU needs one");
   const bool sm90 = ctx.profile == Profile::kSm90Mma && p.dtype != DType::kF32;
-  const char* kernel = "attention_bwd_ieee";
-  if (AnyFault(ctx.side) || sm90) {
+  const char* kernel = sm90 ? "attention_bwd_sm90" : "attention_bwd_ieee";
+  if (AnyFault(ctx.side)) {
     kernel = "attention_bwd_plain";
     TARE_RETURN_IF_ERROR(PlainBackward(ctx, p, a));
   } else {
@@ -267,7 +268,7 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
       const auto run = static_cast<size_t>(i / p.kv_heads);
       if (a.runs[run].q_rows == 0) return;
       BackwardHead(p, a, a.runs[run], i % p.kv_heads,
-                   p.sink ? dsink.data() + unit_begin[run] * p.q_heads : nullptr);
+                   p.sink ? dsink.data() + unit_begin[run] * p.q_heads : nullptr, sm90);
     });
     if (p.sink) {
       for (int64_t u = 0; u < unit_begin.back(); ++u) {

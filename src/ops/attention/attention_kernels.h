@@ -10,11 +10,11 @@ namespace tare::ops::attention {
 // group: those rows share K and V and sit in the lanes of the kernel. lanes <= kMaxLanes.
 inline constexpr int64_t kMaxLanes = 64;
 void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head, int64_t flat0,
-                  int64_t lanes);
+                  int64_t lanes, bool sm90);
 
 // One whole sequence and one KV head. dsink_units [units of the run, q_heads] (may be null) gets the
 // sums of the group's heads, one a unit, for the caller to add in order.
 void BackwardHead(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,
-                  float* dsink_units);
+                  float* dsink_units, bool sm90);
 
 }  // namespace tare::ops::attention

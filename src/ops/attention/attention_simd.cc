@@ -1,4 +1,4 @@
-// Attention in the ieee-f32 step, compiled once per SIMD target and chosen at run time.
+// Attention, compiled once per SIMD target and chosen at run time.
 //
 // Forward: the lanes of every vector are rows (tokens times the heads of a group), so scores, masks,
 // sums and outputs are all vertical and each lane is the contract's scalar program. Backward: lanes are
@@ -17,11 +17,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "numerics/elementary_simd.h"
 #include "numerics/lanes.h"
+#include "numerics/mma.h"
 #include "ops/attention/attention_plain.h"
 #include "ops/linear/simd_rows-inl.h"
+#include "tensor/convert.h"
 
 #ifndef TARE_OPS_ATTENTION_SIMD_ONCE
 #define TARE_OPS_ATTENTION_SIMD_ONCE
@@ -133,6 +136,41 @@ void MatTile(int64_t r_count, int64_t width, float* c, int64_t ldc, const float*
   }
 }
 
+// The same tile in the sm90-mma step: operands are exact values of kDType, turned back into codes. The
+// caller's tiles start at multiples of 16 positions, so groups are the contract's.
+template <DType kDType, Init kInit>
+void MatTileSm90(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a, int64_t ra, int64_t ka,
+                 const float* b, int64_t ldb, int64_t count, const float* scale) {
+  constexpr auto kType = kDType == DType::kF16 ? numerics::MmaType::kF16 : numerics::MmaType::kBF16;
+  const auto code = [](float v) { return kDType == DType::kF16 ? F32ToF16(v) : F32ToBf16(v); };
+  std::vector<uint16_t> ac(static_cast<size_t>(r_count * count)), bc(static_cast<size_t>(count * width));
+  for (int64_t r = 0; r < r_count; ++r) {
+    for (int64_t k = 0; k < count; ++k) ac[static_cast<size_t>(r * count + k)] = code(a[r * ra + k * ka]);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    for (int64_t w = 0; w < width; ++w) bc[static_cast<size_t>(k * width + w)] = code(b[k * ldb + w]);
+  }
+  const auto pa = numerics::MmaA::Pack(kType, ac.data(), r_count, count, count, 1);
+  const auto pb = numerics::MmaB::Pack(kType, bc.data(), width, count, 1, width);
+  for (int64_t r = 0; r < r_count; ++r) {
+    for (int64_t w = 0; w < width; ++w) {
+      if (kInit == Init::kZero) c[r * ldc + w] = 0.0f;
+      if (kInit == Init::kScale) c[r * ldc + w] *= scale[w];
+    }
+  }
+  numerics::MmaTile(pa, 0, r_count, pb, 0, width, 0, count, c, ldc);
+}
+
+template <DType kDType, bool kSm90, Init kInit>
+HWY_INLINE void Product(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a, int64_t ra, int64_t ka,
+                        const float* b, int64_t ldb, int64_t count, const float* scale = nullptr) {
+  if constexpr (kSm90) {
+    MatTileSm90<kDType, kInit>(r_count, width, c, ldc, a, ra, ka, b, ldb, count, scale);
+  } else {
+    MatTile<kInit>(r_count, width, c, ldc, a, ra, ka, b, ldb, count, scale);
+  }
+}
+
 template <DType kDType>
 HWY_INLINE VF RoundTo(VF v) {
   if constexpr (kDType == DType::kBF16) return rows::RoundToBf16(v);
@@ -145,7 +183,7 @@ struct Lanes {
   int32_t high[kMaxLanes];  // last visible key: the row's own position
 };
 
-template <DType kDType>
+template <DType kDType, bool kSm90>
 void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t kv_head, int64_t flat0,
                        int64_t lanes) {
   const DF df;
@@ -209,7 +247,7 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
         rows::LoadRow(a.kv.k, kDType, KeyOffset(a.kv, run, tile + j, k_stride, row) + kv_head * d, d, kf + j * d);
         rows::LoadRow(a.kv.v, kDType, KeyOffset(a.kv, run, tile + j, v_stride, row) + kv_head * d, d, vf + j * d);
       }
-      MatTile<Init::kZero>(keys, width, s, width, kf, d, 1, qt, width, d);
+      Product<kDType, kSm90, Init::kZero>(keys, width, s, width, kf, d, 1, qt, width, d);
       const bool masked = tile < max_low || tile + keys - 1 > min_high;
       for (int64_t w = 0; w < width; w += kL) {
         const auto low = hn::Load(di, at.low + w), high = hn::Load(di, at.high + w);
@@ -257,9 +295,9 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
         hn::Store(scale, df, alpha + w);
       }
       if (tile == first_tile) {
-        MatTile<Init::kZero>(d, width, o, width, vf, 1, d, s, width, keys);
+        Product<kDType, kSm90, Init::kZero>(d, width, o, width, vf, 1, d, s, width, keys);
       } else {
-        MatTile<Init::kScale>(d, width, o, width, vf, 1, d, s, width, keys, alpha);
+        Product<kDType, kSm90, Init::kScale>(d, width, o, width, vf, 1, d, s, width, keys, alpha);
       }
     }
     // Combine: a lane that saw nothing here keeps its total, one whose first split this is takes it.
@@ -335,15 +373,18 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
 }
 
 void ForwardBlockImpl(const Params& p, const Args& a, const Run& run, int64_t kv_head, int64_t flat0,
-                      int64_t lanes) {
+                      int64_t lanes, bool sm90) {
+  const auto call = [&](auto block) { block(p, a, run, kv_head, flat0, lanes); };
   switch (p.dtype) {
-    case DType::kBF16: return ForwardBlockTyped<DType::kBF16>(p, a, run, kv_head, flat0, lanes);
-    case DType::kF16: return ForwardBlockTyped<DType::kF16>(p, a, run, kv_head, flat0, lanes);
-    default: return ForwardBlockTyped<DType::kF32>(p, a, run, kv_head, flat0, lanes);
+    case DType::kBF16:
+      return call(sm90 ? ForwardBlockTyped<DType::kBF16, true> : ForwardBlockTyped<DType::kBF16, false>);
+    case DType::kF16:
+      return call(sm90 ? ForwardBlockTyped<DType::kF16, true> : ForwardBlockTyped<DType::kF16, false>);
+    default: return call(ForwardBlockTyped<DType::kF32, false>);
   }
 }
 
-template <DType kDType>
+template <DType kDType, bool kSm90>
 void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head, float* dsink_units) {
   constexpr int64_t kKeys = 64, kRows = 64;
   const DF df;
@@ -411,8 +452,8 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
       for (int64_t i0 = key0; i0 < row_end;) {
         const int64_t i1 = std::min({i0 + kRows, row_end, next_cut});
         const int64_t count = i1 - i0;
-        MatTile<Init::kZero>(count, kKeys, s, kKeys, q + i0 * d, d, 1, kt, kKeys, d);
-        MatTile<Init::kZero>(count, kKeys, ds, kKeys, go + i0 * d, d, 1, vt, kKeys, d);
+        Product<kDType, kSm90, Init::kZero>(count, kKeys, s, kKeys, q + i0 * d, d, 1, kt, kKeys, d);
+        Product<kDType, kSm90, Init::kZero>(count, kKeys, ds, kKeys, go + i0 * d, d, 1, vt, kKeys, d);
         const bool masked = keys < kKeys || i0 < key0 + kKeys - 1 || (p.window != 0 && i1 - 1 - p.window >= key0);
         for (int64_t i = i0; i < i1; ++i) {
           const VF minus_lse = hn::Set(df, -lse2[i]);
@@ -444,9 +485,9 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
             hn::Store(g, df, dp);
           }
         }
-        MatTile<Init::kLoad>(d, kKeys, acc_v, kKeys, go + i0 * d, 1, d, s, kKeys, count);
-        MatTile<Init::kLoad>(d, kKeys, acc_k, kKeys, q + i0 * d, 1, d, ds, kKeys, count);
-        MatTile<Init::kLoad>(count, d, dq + i0 * d, d, ds, kKeys, 1, kf, d, keys);
+        Product<kDType, kSm90, Init::kLoad>(d, kKeys, acc_v, kKeys, go + i0 * d, 1, d, s, kKeys, count);
+        Product<kDType, kSm90, Init::kLoad>(d, kKeys, acc_k, kKeys, q + i0 * d, 1, d, ds, kKeys, count);
+        Product<kDType, kSm90, Init::kLoad>(count, d, dq + i0 * d, d, ds, kKeys, 1, kf, d, keys);
         i0 = i1;
         if (i0 == next_cut || i0 == row_end) {
           next_cut += p.unit_rows;
@@ -498,11 +539,15 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
   }
 }
 
-void BackwardHeadImpl(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head, float* dsink_units) {
+void BackwardHeadImpl(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head, float* dsink_units,
+                      bool sm90) {
+  const auto call = [&](auto head) { head(p, a, run, kv_head, dsink_units); };
   switch (p.dtype) {
-    case DType::kBF16: return BackwardHeadTyped<DType::kBF16>(p, a, run, kv_head, dsink_units);
-    case DType::kF16: return BackwardHeadTyped<DType::kF16>(p, a, run, kv_head, dsink_units);
-    default: return BackwardHeadTyped<DType::kF32>(p, a, run, kv_head, dsink_units);
+    case DType::kBF16:
+      return call(sm90 ? BackwardHeadTyped<DType::kBF16, true> : BackwardHeadTyped<DType::kBF16, false>);
+    case DType::kF16:
+      return call(sm90 ? BackwardHeadTyped<DType::kF16, true> : BackwardHeadTyped<DType::kF16, false>);
+    default: return call(BackwardHeadTyped<DType::kF32, false>);
   }
 }
 
@@ -516,12 +561,12 @@ HWY_EXPORT(ForwardBlockImpl);
 HWY_EXPORT(BackwardHeadImpl);
 
 void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head, int64_t flat0,
-                  int64_t lanes) {
-  HWY_DYNAMIC_DISPATCH(ForwardBlockImpl)(params, args, run, kv_head, flat0, lanes);
+                  int64_t lanes, bool sm90) {
+  HWY_DYNAMIC_DISPATCH(ForwardBlockImpl)(params, args, run, kv_head, flat0, lanes, sm90);
 }
 void BackwardHead(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,
-                  float* dsink_units) {
-  HWY_DYNAMIC_DISPATCH(BackwardHeadImpl)(params, args, run, kv_head, dsink_units);
+                  float* dsink_units, bool sm90) {
+  HWY_DYNAMIC_DISPATCH(BackwardHeadImpl)(params, args, run, kv_head, dsink_units, sm90);
 }
 }  // namespace tare::ops::attention
 #endif

@@ -116,21 +116,22 @@ std::vector<std::pair<Shape, int64_t>> Cases(bool small) {
   return cases;
 }
 
-TEST(Attention, ForwardBitsAreThePlainDefinition) {
+class AttentionProfile : public testing::TestWithParam<Profile> {};
+INSTANTIATE_TEST_SUITE_P(All, AttentionProfile, testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
+                         [](const auto& i) { return i.param == Profile::kIeeeF32 ? "ieee" : "sm90"; });
+
+TEST_P(AttentionProfile, ForwardBitsAreThePlainDefinition) {
   ThreadPool pool(2);
-  for (auto [shape, n] : Cases(false)) {
+  for (auto [shape, n] : Cases(GetParam() == Profile::kSm90Mma)) {
+    if (n > 330 && GetParam() == Profile::kSm90Mma) continue;  // the plain loops are slow
     Sequence seq(shape, n, 31);
-    const Output plain = RunPacked(shape, seq, 0, pool, Profile::kIeeeF32, How::kPlain);
+    const Output plain = RunPacked(shape, seq, 0, pool, GetParam(), How::kPlain);
     ForEachTarget([&] {
-      EXPECT_TRUE(RunPacked(shape, seq, 0, pool, Profile::kIeeeF32) == plain)
+      EXPECT_TRUE(RunPacked(shape, seq, 0, pool, GetParam()) == plain)
           << "n=" << n << " d=" << shape.d << " window=" << shape.window;
     });
   }
 }
-
-class AttentionProfile : public testing::TestWithParam<Profile> {};
-INSTANTIATE_TEST_SUITE_P(All, AttentionProfile, testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
-                         [](const auto& i) { return i.param == Profile::kIeeeF32 ? "ieee" : "sm90"; });
 
 // C3-03: a row of a prefill equals the same row decoded later, in any chunk, from packed K and V or
 // from pages of any size in any order, alone or among other runs, on any number of threads.
@@ -296,20 +297,20 @@ Gradients RunBackward(const Shape& s, Sequence& seq, Output& saved, Buffer& dout
   return g;
 }
 
-TEST(Attention, BackwardBitsAreThePlainDefinition) {
+TEST_P(AttentionProfile, BackwardBitsAreThePlainDefinition) {
   ThreadPool pool(2), other(5);
   for (auto [shape, n] : Cases(true)) {
-    if (n > 300) continue;
+    if (n > (GetParam() == Profile::kSm90Mma ? 150 : 300)) continue;
     Sequence seq(shape, n, 17);
     Buffer dout(shape.dtype, seq.q.count());
     std::mt19937 rng(1);
     Fill(dout, rng);
-    Output saved = RunPacked(shape, seq, 0, pool, Profile::kIeeeF32);
-    const Gradients plain = RunBackward(shape, seq, saved, dout, pool, Profile::kIeeeF32, How::kPlain);
+    Output saved = RunPacked(shape, seq, 0, pool, GetParam());
+    const Gradients plain = RunBackward(shape, seq, saved, dout, pool, GetParam(), How::kPlain);
     ForEachTarget([&] {
-      EXPECT_TRUE(RunBackward(shape, seq, saved, dout, pool, Profile::kIeeeF32, How::kFast) == plain)
+      EXPECT_TRUE(RunBackward(shape, seq, saved, dout, pool, GetParam(), How::kFast) == plain)
           << "n=" << n << " d=" << shape.d << " window=" << shape.window;
-      EXPECT_TRUE(RunBackward(shape, seq, saved, dout, other, Profile::kIeeeF32, How::kFast) == plain);
+      EXPECT_TRUE(RunBackward(shape, seq, saved, dout, other, GetParam(), How::kFast) == plain);
     });
   }
 }

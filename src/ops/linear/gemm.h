@@ -15,6 +15,7 @@
 #include <functional>
 #include <vector>
 
+#include "numerics/mma.h"
 #include "numerics/profile.h"
 #include "ops/op.h"
 #include "tensor/dtype.h"
@@ -53,6 +54,7 @@ struct Problem {
   Matrix b;
   BLayout b_layout = BLayout::kRowsAreK;
   int64_t packed_k = 0;       // kPacked: K of the whole panel
+  const numerics::MmaB* mma_b = nullptr;  // sm90-mma: B packed beforehand (one group per segment, no gaps)
   std::vector<Group> groups;
 
   enum class Sink : uint8_t { kTree, kAddEach };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -48,12 +49,6 @@ void Trace(const Ctx& ctx, std::string_view op, std::string_view direction, std:
                      std::move(dtypes), std::move(shape)});
 }
 
-gemm::Schedule Run(const Ctx& ctx, const gemm::Problem& problem, bool sm90) {
-  if (sm90) return gemm::RunSm90(*ctx.pool, problem);
-  if (ctx.batch_invariance == BatchInvariance::kOff) return gemm::RunNative(*ctx.pool, problem);
-  return gemm::RunIeee(*ctx.pool, problem);
-}
-
 Status CheckContext(const Ctx& ctx) {
   if (ctx.device == Device::kCpu && ctx.pool == nullptr) {
     return InvalidArgument("linear: ctx.pool is null; the CPU needs one");
@@ -64,7 +59,7 @@ Status CheckContext(const Ctx& ctx) {
 }  // namespace
 
 Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType dtype, int64_t n,
-                                        int64_t k) {
+                                        int64_t k, Profile profile) {
   TARE_RETURN_IF_ERROR(CheckOperand("packed dtype", dtype));
   TARE_RETURN_IF_ERROR(CheckPointer("w", w));
   if (pool == nullptr) return InvalidArgument("linear: pack needs a thread pool");
@@ -72,6 +67,15 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
     return InvalidArgument("linear: pack [{}, {}]; both must be positive and below 2^40 elements", n, k);
   }
   PackedWeight packed;
+  packed.n_ = n;
+  packed.k_ = k;
+  packed.dtype_ = dtype;
+  if (profile == Profile::kSm90Mma && dtype != DType::kF32) {
+    const auto type = dtype == DType::kBF16 ? numerics::MmaType::kBF16 : numerics::MmaType::kF16;
+    packed.mma_ = std::make_shared<const numerics::MmaB>(numerics::MmaB::Pack(type, w, n, k, k, 1));
+    packed.size_bytes_ = static_cast<int64_t>(packed.mma_->packed().codes.size());
+    return packed;
+  }
   packed.size_bytes_ = (n + gemm::kPanel - 1) / gemm::kPanel * gemm::kPanel * k * SizeOf(dtype);
   void* data = std::aligned_alloc(64, static_cast<size_t>(packed.size_bytes_ + 63) / 64 * 64);
   if (data == nullptr) {
@@ -79,9 +83,6 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
                  packed.size_bytes_);
   }
   packed.data_ = std::shared_ptr<const void>(data, [](const void* p) { std::free(const_cast<void*>(p)); });
-  packed.n_ = n;
-  packed.k_ = k;
-  packed.dtype_ = dtype;
   gemm::PackPanels(*pool, w, dtype, n, k, data);
   return packed;
 }
@@ -209,6 +210,11 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
                            DTypeName(p.w_dtype), p.n, p.k);
   }
   if (!packed) TARE_RETURN_IF_ERROR(CheckPointer("w", a.w));
+  if (packed && a.packed->panels() == nullptr && a.w == nullptr &&
+      (ctx.batch_invariance == BatchInvariance::kOff || !ForwardUsesSm90(ctx.profile, p) || AnyFault(ctx.side))) {
+    return InvalidArgument("linear: the weight is packed for sm90-mma, but this call computes in ieee-f32; give w too "
+                           "or pack it for that");
+  }
 #ifdef TARE_WITH_CUDA
   if (ctx.device == Device::kCuda) return ForwardCuda(ctx, p, a);
 #endif
@@ -219,8 +225,12 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   problem.m = a.m;
   problem.n = p.n;
   problem.a = {.data = a.x, .dtype = p.x_dtype, .stride = Stride(a.x_stride, p.k)};
-  if (packed) {
-    problem.b = {.data = a.packed->data(), .dtype = p.w_dtype, .stride = p.k};
+  const bool native = ctx.batch_invariance == BatchInvariance::kOff;
+  const bool sm90 = !native && ForwardUsesSm90(ctx.profile, p);
+  if (packed && sm90 && a.packed->mma() != nullptr) {
+    problem.mma_b = a.packed->mma();
+  } else if (packed && a.packed->panels() != nullptr) {
+    problem.b = {.data = a.packed->panels(), .dtype = p.w_dtype, .stride = p.k};
     problem.b_layout = gemm::BLayout::kPacked;
     problem.packed_k = p.k;
   } else {
@@ -233,8 +243,9 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   problem.y_stride = Stride(a.y_stride, p.n);
   problem.bias = a.bias;
   problem.bias_dtype = p.bias_dtype;
-  const bool sm90 = ForwardUsesSm90(ctx.profile, p);
-  const gemm::Schedule s = Run(ctx, problem, sm90);
+  const gemm::Schedule s = sm90     ? gemm::RunSm90(*ctx.pool, problem)
+                           : native ? gemm::RunNative(*ctx.pool, problem)
+                                    : gemm::RunIeee(*ctx.pool, problem);
   Trace(ctx, "linear", "fwd", sm90 ? "sm90" : "ieee", s,
         fmt::format("{},{}->{}", DTypeName(p.x_dtype), DTypeName(p.w_dtype), DTypeName(p.y_dtype)),
         fmt::format("M={} N={} K={}", a.m, p.n, p.k));

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "numerics/mma.h"
 #include "ops/contract.h"
 #include "ops/op.h"
 #include "ops/token_units.h"
@@ -71,25 +72,29 @@ struct Params {
   bool dx_vocabulary_leaves = false;  // the head: dx_segments must be 8
 };
 
-// The weight in the layout that the CPU kernels stream: panels of 32 output features, element
-// [panel][k][32], as bf16 pairs (feature i and 16 + i of the panel share a 32-bit word) or as f32.
+// The weight in the layout that the CPU kernels of one profile stream. ieee-f32: panels of 32 output
+// features, element [panel][k][32], as bf16 pairs (feature i and 16 + i of the panel share a 32-bit
+// word) or as f32. sm90-mma: the codes of numerics/mma.h (an f32 weight stays in ieee-f32 panels).
 // Packed once at load, shared by every call; a weight update packs again. A copy of the weight in
 // memory, no more: bits are the same with and without.
 class PackedWeight {
  public:
   PackedWeight() = default;
   // w [n, k] row-major on the CPU, bf16, f16 or f32. kExhausted when memory is short.
-  static Result<PackedWeight> Pack(ThreadPool* pool, const void* w, DType dtype, int64_t n, int64_t k);
+  static Result<PackedWeight> Pack(ThreadPool* pool, const void* w, DType dtype, int64_t n, int64_t k,
+                                   Profile profile = Profile::kIeeeF32);
 
-  bool defined() const { return data_ != nullptr; }
+  bool defined() const { return data_ != nullptr || mma_ != nullptr; }
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
   DType dtype() const { return dtype_; }
   int64_t size_bytes() const { return size_bytes_; }
-  const void* data() const { return data_.get(); }
+  const void* panels() const { return data_.get(); }             // null when packed for sm90-mma
+  const numerics::MmaB* mma() const { return mma_.get(); }       // null when packed for ieee-f32
 
  private:
   std::shared_ptr<const void> data_;  // aligned to 64 bytes
+  std::shared_ptr<const numerics::MmaB> mma_;
   int64_t n_ = 0;
   int64_t k_ = 0;
   DType dtype_ = DType::kBF16;

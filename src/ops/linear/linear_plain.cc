@@ -135,8 +135,8 @@ Status PlainForward(const Ctx& ctx, const Params& p, const Args& args) {
     if (args.w != nullptr) return LoadAsF32(args.w, p.w_dtype, n * p.k + k);
     const int64_t at = (n / gemm::kPanel * p.k + k) * gemm::kPanel;
     const int64_t c = n % gemm::kPanel;
-    if (p.w_dtype == DType::kF32) return LoadAsF32(args.packed->data(), p.w_dtype, at + c);
-    return LoadAsF32(args.packed->data(), p.w_dtype, at + c % 16 * 2 + c / 16);
+    if (p.w_dtype == DType::kF32) return LoadAsF32(args.packed->panels(), p.w_dtype, at + c);
+    return LoadAsF32(args.packed->panels(), p.w_dtype, at + c % 16 * 2 + c / 16);
   };
   ctx.pool->ParallelFor(p.n, [&](int64_t n) {
     for (int64_t m = 0; m < args.m; ++m) {

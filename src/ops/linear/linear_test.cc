@@ -66,7 +66,9 @@ Buffer RunForward(const Case& c, Inputs& in, ThreadPool& pool, Profile profile, 
   Args a{.m = c.m, .x = in.x.data(), .w = in.w.data(), .bias = c.bias ? in.bias.data() : nullptr,
          .y = y.data()};
   if (packed) {
-    auto r = PackedWeight::Pack(&pool, in.w.data(), c.w, c.n, c.k);
+    // Faults run in the plain loops, which read the panels of ieee-f32.
+    const bool ieee = AnyFault(side) || !ForwardUsesSm90(profile, p);
+    auto r = PackedWeight::Pack(&pool, in.w.data(), c.w, c.n, c.k, ieee ? Profile::kIeeeF32 : profile);
     EXPECT_TRUE(r.ok()) << r.status().ToString();
     pack = *std::move(r);
     a.packed = &pack;
