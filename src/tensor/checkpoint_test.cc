@@ -10,6 +10,7 @@
 #include "tensor/convert.h"
 #include "tensor/digest.h"
 #include "tensor/safetensors.h"
+#include "tensor/testing_gguf.h"
 #include "tensor/weight_hash.h"
 
 namespace tare {
@@ -243,6 +244,81 @@ TEST_F(Broken, Config) {
   EXPECT_EQ(Error(), "ok");
   Write("generation_config.json", "{\"eos_token_id\": {}}");
   EXPECT_THAT(Error(), HasSubstr("generation_config.json: eos_token_id"));
+}
+
+// Row order by architecture: llama's q and k, weights and biases, are interleaved; qwen2's are not.
+TEST(Checkpoint, RestoresRopeOrderWhereItWasChanged) {
+  for (const bool llama : {true, false}) {
+    const std::string arch = llama ? "llama" : "qwen2";
+    std::string data;
+    for (int i = 0; i < 8; ++i) {  // two heads of four rows; the value of a row is its number
+      const float v = static_cast<float>(i);
+      data.append(reinterpret_cast<const char*>(&v), 4);
+    }
+    const std::string file = GgufBuilder()
+                                 .Start(2, 2)
+                                 .String("general.architecture", arch)
+                                 .U32(arch + ".attention.head_count", 2)
+                                 .Tensor("blk.3.attn_q.weight", {1, 8}, 0, 0)
+                                 .Tensor("blk.3.attn_v.weight", {1, 8}, 0, 32)
+                                 .WithData(data + data);
+    FaultEnv env;
+    ASSERT_TRUE(env.WriteFileAtomic("/m.gguf", file).ok());
+    CheckpointOptions options;
+    options.env = &env;
+    options.gguf_dtype = DType::kF32;
+    const auto m = Checkpoint::Open("/m.gguf", options).value();
+    const Tensor q = m.Get("model.layers.3.self_attn.q_proj.weight").value();
+    const Tensor v = m.Get("model.layers.3.self_attn.v_proj.weight").value();
+    const std::vector<float> restored = {0, 2, 1, 3, 4, 6, 5, 7};
+    for (int i = 0; i < 8; ++i) {
+      EXPECT_EQ(q.as<float>()[i], llama ? restored[static_cast<size_t>(i)] : static_cast<float>(i));
+      EXPECT_EQ(v.as<float>()[i], static_cast<float>(i));
+    }
+  }
+}
+
+// Stacked experts become one tensor each; a llama file whose rows do not split into heads is
+// refused.
+TEST(Checkpoint, GgufExpertsAndBadHeads) {
+  std::string data;
+  for (int i = 0; i < 12; ++i) {
+    const float v = static_cast<float>(i);
+    data.append(reinterpret_cast<const char*>(&v), 4);
+  }
+  FaultEnv env;
+  CheckpointOptions options;
+  options.env = &env;
+  options.gguf_dtype = DType::kF32;
+  ASSERT_TRUE(
+      env.WriteFileAtomic("/m.gguf", GgufBuilder()
+                                         .Start(1, 1)
+                                         .String("general.architecture", "qwen3moe")
+                                         .Tensor("blk.0.ffn_up_exps.weight", {2, 2, 3}, 0, 0)
+                                         .WithData(data))
+          .ok());
+  const auto m = Checkpoint::Open("/m.gguf", options).value();
+  ASSERT_EQ(m.names().size(), 3u);
+  const Tensor e = m.Get("model.layers.0.mlp.experts.2.up_proj.weight").value();
+  EXPECT_EQ(e.shape(), (Shape{2, 2}));
+  EXPECT_EQ(e.as<float>()[0], 8.0f);
+  ASSERT_TRUE(env.WriteFileAtomic("/m.gguf", GgufBuilder()
+                                                 .Start(1, 2)
+                                                 .String("general.architecture", "llama")
+                                                 .U32("llama.attention.head_count", 5)
+                                                 .Tensor("blk.0.attn_q.weight", {1, 12}, 0, 0)
+                                                 .WithData(data))
+                  .ok());
+  EXPECT_THAT(Checkpoint::Open("/m.gguf", options).status().ToString(),
+              HasSubstr("does not split into 5 heads"));
+  // Another architecture keeps its names.
+  ASSERT_TRUE(env.WriteFileAtomic("/m.gguf", GgufBuilder()
+                                                 .Start(1, 1)
+                                                 .String("general.architecture", "mamba")
+                                                 .Tensor("blk.0.attn_q.weight", {1, 12}, 0, 0)
+                                                 .WithData(data))
+                  .ok());
+  EXPECT_EQ(Checkpoint::Open("/m.gguf", options)->names()[0], "blk.0.attn_q.weight");
 }
 
 // The f32 option gives the exact dequantised values, and bf16 is their rounding.

@@ -34,7 +34,9 @@ TEST(Digest, ThreadsDoNotMoveIt) {
 
 TEST(Digest, DtypeShapeAndEveryByteCount) {
   std::vector<uint8_t> bytes(65536 * 2 + 8, 3);
-  const auto digest = [&](DType dtype, Shape shape) { return TensorDigest(dtype, shape, bytes.data()); };
+  const auto digest = [&](DType dtype, Shape shape) {
+    return TensorDigest(dtype, shape, bytes.data());
+  };
   const Sha256Digest base = digest(DType::kF32, {32770});
   EXPECT_NE(digest(DType::kI32, {32770}), base);
   EXPECT_NE(digest(DType::kF32, {2, 16385}), base);

@@ -46,17 +46,27 @@ class DumpTest : public ::testing::Test {
     options.keep_payload = [](const TapPoint& p) { return p.name != "logits"; };
     auto writer = DumpWriter::Create(Env::Real(), path, std::move(options)).value();
     for (int step = 0; step < 2; ++step) {
-      TapFrame frame{.phase = TapPhase::kPrefill, .side = fault::Side::kRollout, .weight_version = "theta0",
+      TapFrame frame{.phase = TapPhase::kPrefill,
+                     .side = fault::Side::kRollout,
+                     .weight_version = "theta0",
                      .step = step,
                      .runs = {{.sequence = "s0", .position = 0, .row = 0, .tokens = {5, 6, 7}},
-                              {.sequence = "s1", .history = ExtendTokenHash({}, std::vector<int32_t>{9}),
-                               .position = 1, .row = 3, .tokens = {8}}}};
+                              {.sequence = "s1",
+                               .history = ExtendTokenHash({}, std::vector<int32_t>{9}),
+                               .position = 1,
+                               .row = 3,
+                               .tokens = {8}}}};
       writer->BeginFrame(frame);
-      writer->Emit({.name = "embed.out", .op = "embedding", .role = TapRole::kSentinel}, Values(DType::kBF16, {5, 3}, step));
-      writer->Emit({.name = "layers.0.out", .layer = 0, .op = "linear", .inputs = {"embed.out"},
+      writer->Emit({.name = "embed.out", .op = "embedding", .role = TapRole::kSentinel},
+                   Values(DType::kBF16, {5, 3}, step));
+      writer->Emit({.name = "layers.0.out",
+                    .layer = 0,
+                    .op = "linear",
+                    .inputs = {"embed.out"},
                     .shards = {{.axis = "tp", .dim = 1, .index = 1, .count = 2}}},
                    Values(DType::kF32, {5, 4}, 10 + step));
-      writer->Emit({.name = "logits", .op = "head", .inputs = {"layers.0.out"}}, Values(DType::kF32, {5, 2}, 3));
+      writer->Emit({.name = "logits", .op = "head", .inputs = {"layers.0.out"}},
+                   Values(DType::kF32, {5, 2}, 3));
       writer->EndFrame();
     }
     if (finish) {
@@ -185,7 +195,8 @@ TEST_F(DumpTest, MissingFilesAreACutToo) {
   const std::string path = Write("missing");
   fs::remove(path + "/tensors-00001.safetensors");
   Dump dump = Dump::Open(Env::Real(), path).value();
-  EXPECT_NE(dump.cut().find("tensors-00001.safetensors is missing"), std::string::npos) << dump.cut();
+  EXPECT_NE(dump.cut().find("tensors-00001.safetensors is missing"), std::string::npos)
+      << dump.cut();
   fs::remove(path + "/manifest.json");
   dump = Dump::Open(Env::Real(), path).value();
   EXPECT_NE(dump.cut().find("manifest.json is missing"), std::string::npos);
@@ -206,9 +217,11 @@ TEST_F(DumpTest, ChangedBytesAreNotACut) {
   std::string other = records;
   other[other.find("theta0")] = 'T';
   WriteAll(path + "/records.jsonl", other);
-  EXPECT_NE(Dump::Open(Env::Real(), path).status().message().find("changed after the end"), std::string::npos);
+  EXPECT_NE(Dump::Open(Env::Real(), path).status().message().find("changed after the end"),
+            std::string::npos);
   WriteAll(path + "/records.jsonl", records + "{}\n");
-  EXPECT_NE(Dump::Open(Env::Real(), path).status().message().find("lines were added"), std::string::npos);
+  EXPECT_NE(Dump::Open(Env::Real(), path).status().message().find("lines were added"),
+            std::string::npos);
   WriteAll(path + "/records.jsonl", records);
   const std::string shard = path + "/" + DumpShardName(0);
   std::string bytes = ReadAll(shard);
@@ -230,29 +243,44 @@ TEST_F(DumpTest, MisuseOfTheTapIsKeptAsError) {
     EXPECT_FALSE(status.ok()) << name;
     return status.message();
   };
-  EXPECT_NE(run("m0", [](DumpWriter& w) { w.Emit({.name = "x"}, Tensor()); }).find("outside a frame"), std::string::npos);
-  EXPECT_NE(run("m1", [](DumpWriter& w) {
-              w.BeginFrame({.runs = {{.tokens = {1, 2}}, {.row = 1, .tokens = {3}}}});
-            }).find("share row 1"), std::string::npos);
-  EXPECT_NE(run("m2", [](DumpWriter& w) {
-              w.BeginFrame({.runs = {{.tokens = {1}}}});
-              w.Emit({.name = "x"}, Values(DType::kF32, {1}, 0));
-              w.Emit({.name = "x"}, Values(DType::kF32, {1}, 0));
-            }).find("already emitted"), std::string::npos);
-  EXPECT_NE(run("m3", [](DumpWriter& w) {
-              w.BeginFrame({.runs = {{.tokens = {1, 2, 3}}}});
-              w.Emit({.name = "x"}, Values(DType::kF32, {2}, 0));
-            }).find("runs reach row 3"), std::string::npos);
-  EXPECT_NE(run("m4", [](DumpWriter& w) { w.BeginFrame({}); }).find("inside a frame"), std::string::npos);
-  EXPECT_EQ(DumpWriter::Create(Env::Real(), root_ + "/m4", options).status().code(), Code::kAlreadyExists);
+  EXPECT_NE(
+      run("m0", [](DumpWriter& w) { w.Emit({.name = "x"}, Tensor()); }).find("outside a frame"),
+      std::string::npos);
+  EXPECT_NE(run("m1",
+                [](DumpWriter& w) {
+                  w.BeginFrame({.runs = {{.tokens = {1, 2}}, {.row = 1, .tokens = {3}}}});
+                })
+                .find("share row 1"),
+            std::string::npos);
+  EXPECT_NE(run("m2",
+                [](DumpWriter& w) {
+                  w.BeginFrame({.runs = {{.tokens = {1}}}});
+                  w.Emit({.name = "x"}, Values(DType::kF32, {1}, 0));
+                  w.Emit({.name = "x"}, Values(DType::kF32, {1}, 0));
+                })
+                .find("already emitted"),
+            std::string::npos);
+  EXPECT_NE(run("m3",
+                [](DumpWriter& w) {
+                  w.BeginFrame({.runs = {{.tokens = {1, 2, 3}}}});
+                  w.Emit({.name = "x"}, Values(DType::kF32, {2}, 0));
+                })
+                .find("runs reach row 3"),
+            std::string::npos);
+  EXPECT_NE(run("m4", [](DumpWriter& w) { w.BeginFrame({}); }).find("inside a frame"),
+            std::string::npos);
+  EXPECT_EQ(DumpWriter::Create(Env::Real(), root_ + "/m4", options).status().code(),
+            Code::kAlreadyExists);
 }
 
 TEST(DumpIndex, HostileLinesGetTheirOwnError) {
   const std::string hex(64, '0');
-  const std::string frame = R"({"seq":0,"kind":"frame","frame":0,"phase":"score","side":"none","weights":"w","step":0,"runs":[{"sequence":"a","history":")" +
-                            hex + R"(","position":0,"row":0,"tokens":[1,2]}]})";
-  const std::string tensor = R"({"seq":1,"kind":"tensor","frame":0,"name":"x","layer":-1,"op":"","role":"value","inputs":[],"reads_history":false,"per_row":true,"mask":"","shards":[],"dtype":"f32","shape":[2,2],"sha256":")" +
-                             hex + R"(","non_finite":0,"payload":{"shard":0,"offset":64}})";
+  const std::string frame =
+      R"({"seq":0,"kind":"frame","frame":0,"phase":"score","side":"none","weights":"w","step":0,"runs":[{"sequence":"a","history":")" +
+      hex + R"(","position":0,"row":0,"tokens":[1,2]}]})";
+  const std::string tensor =
+      R"({"seq":1,"kind":"tensor","frame":0,"name":"x","layer":-1,"op":"","role":"value","inputs":[],"reads_history":false,"per_row":true,"mask":"","shards":[],"dtype":"f32","shape":[2,2],"sha256":")" +
+      hex + R"(","non_finite":0,"payload":{"shard":0,"offset":64}})";
   {
     DumpIndex good;
     ASSERT_TRUE(good.AddLine(frame).ok());
@@ -275,7 +303,8 @@ TEST(DumpIndex, HostileLinesGetTheirOwnError) {
            {swap(tensor, "\"name\":\"x\"", "\"name\":3"), "not a string"},
            {swap(tensor, "\"op\":\"\"", "\"oq\":\"\""), "unknown key 'oq'"},
            {swap(tensor, "\"layer\":-1", "\"layer\":-2"), "'layer' is -2"},
-           {swap(tensor, "\"layer\":-1", "\"layer\":18446744073709551615"), "'layer' is 18446744073709551615"},
+           {swap(tensor, "\"layer\":-1", "\"layer\":18446744073709551615"),
+            "'layer' is 18446744073709551615"},
            {swap(tensor, "\"layer\":-1", "\"layer\":1.5"), "not an integer"},
            {swap(tensor, "f32", "f31"), "dtype 'f31'"},
            {swap(tensor, "[2,2]", "[2,-2]"), "other than sizes"},
@@ -286,8 +315,12 @@ TEST(DumpIndex, HostileLinesGetTheirOwnError) {
            {swap(tensor, "\"offset\":64", "\"offset\":66"), "not aligned"},
            {swap(tensor, "\"offset\":64", "\"offset\":9007199254740992"), "'offset'"},
            {swap(tensor, "\"sha256\":\"0", "\"sha256\":\"G"), "64 lower-case hex"},
-           {swap(tensor, "\"shards\":[]", R"("shards":[{"axis":"xp","dim":0,"index":0,"count":1,"layout":"contiguous"}])"), "axis 'xp'"},
-           {swap(tensor, "\"shards\":[]", R"("shards":[{"axis":"tp","dim":0,"index":2,"count":2,"layout":"contiguous"}])"), "'index' is 2"},
+           {swap(tensor, "\"shards\":[]",
+                 R"("shards":[{"axis":"xp","dim":0,"index":0,"count":1,"layout":"contiguous"}])"),
+            "axis 'xp'"},
+           {swap(tensor, "\"shards\":[]",
+                 R"("shards":[{"axis":"tp","dim":0,"index":2,"count":2,"layout":"contiguous"}])"),
+            "'index' is 2"},
            {swap(tensor, "\"role\":\"value\"", "\"role\":\"values\""), "role 'values'"},
            {swap(tensor, "\"inputs\":[]", "\"inputs\":[1]"), "other than names"},
            {swap(frame, "\"seq\":0", "\"seq\":1"), "begins inside frame"},
@@ -296,19 +329,21 @@ TEST(DumpIndex, HostileLinesGetTheirOwnError) {
     ASSERT_TRUE(index.AddLine(frame).ok());
     const Status status = index.AddLine(c.line);
     EXPECT_EQ(status.code(), Code::kDataLoss) << c.line;
-    EXPECT_NE(status.message().find(c.want), std::string::npos) << status.message() << "\n wanted: " << c.want;
+    EXPECT_NE(status.message().find(c.want), std::string::npos)
+        << status.message() << "\n wanted: " << c.want;
   }
-  for (const Case& c : std::vector<Case>{
-           {swap(frame, "score", "scores"), "phase 'scores'"},
-           {swap(frame, "\"side\":\"none\"", "\"side\":\"nine\""), "side 'nine'"},
-           {swap(frame, "[1,2]", "[]"), "at least one token"},
-           {swap(frame, "[1,2]", "[2147483648]"), "32-bit"},
-           {swap(frame, "\"row\":0", "\"row\":-1"), "'row' is -1"},
-           {R"({"seq":0,"kind":"end","frame":0})", "outside a frame"},
-           {swap(tensor, "\"seq\":1", "\"seq\":0"), "outside a frame"}}) {
+  for (const Case& c :
+       std::vector<Case>{{swap(frame, "score", "scores"), "phase 'scores'"},
+                         {swap(frame, "\"side\":\"none\"", "\"side\":\"nine\""), "side 'nine'"},
+                         {swap(frame, "[1,2]", "[]"), "at least one token"},
+                         {swap(frame, "[1,2]", "[2147483648]"), "32-bit"},
+                         {swap(frame, "\"row\":0", "\"row\":-1"), "'row' is -1"},
+                         {R"({"seq":0,"kind":"end","frame":0})", "outside a frame"},
+                         {swap(tensor, "\"seq\":1", "\"seq\":0"), "outside a frame"}}) {
     DumpIndex index;
     const Status status = index.AddLine(c.line);
-    EXPECT_NE(status.message().find(c.want), std::string::npos) << status.message() << "\n wanted: " << c.want;
+    EXPECT_NE(status.message().find(c.want), std::string::npos)
+        << status.message() << "\n wanted: " << c.want;
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "tensor/convert.h"
 #include "tensor/safetensors.h"
+#include "tensor/testing_gguf.h"
 
 namespace tare {
 namespace {
@@ -24,38 +25,6 @@ std::string ErrorOf(std::string_view file) {
                                  std::make_shared<Tensor>(copy), "f");
   return r.ok() ? "ok" : r.status().ToString();
 }
-
-// Builds files field by field, right or wrong.
-class Builder {
- public:
-  template <typename T>
-  Builder& Put(T value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
-    return *this;
-  }
-  Builder& Text(std::string_view s) {
-    Put<uint64_t>(s.size());
-    bytes_ += s;
-    return *this;
-  }
-  Builder& Start(uint64_t tensors, uint64_t values, uint32_t version = 3) {
-    bytes_ = "GGUF";
-    return Put(version).Put(tensors).Put(values);
-  }
-  Builder& Tensor(std::string_view name, std::vector<uint64_t> dims, uint32_t type,
-                  uint64_t offset) {
-    Text(name).Put(static_cast<uint32_t>(dims.size()));
-    for (const uint64_t d : dims) Put(d);
-    return Put(type).Put(offset);
-  }
-  std::string Data(size_t n, size_t alignment = 32) {
-    bytes_.resize((bytes_.size() + alignment - 1) / alignment * alignment);
-    return bytes_ + std::string(n, 'd');
-  }
-
- private:
-  std::string bytes_;
-};
 
 // Every block type gives the bits of the gguf package, random scales, infinities and subnormals
 // included.
@@ -103,67 +72,71 @@ TEST(Gguf, ReadsMetadata) {
 
 // Each fault has its own error, with the offset or the name.
 TEST(Gguf, EachFaultItsOwnError) {
-  EXPECT_EQ(ErrorOf(Builder().Start(0, 0).Data(0)), "ok");
-  EXPECT_EQ(ErrorOf(Builder().Start(1, 0, 2).Tensor("a", {2}, 0, 0).Data(8)), "ok");
-  EXPECT_EQ(ErrorOf(Builder().Start(1, 0).Tensor("a", {2}, 0, 0).Data(32)), "ok");  // padded
+  EXPECT_EQ(ErrorOf(GgufBuilder().Start(0, 0).Data(0)), "ok");
+  EXPECT_EQ(ErrorOf(GgufBuilder().Start(1, 0, 2).Tensor("a", {2}, 0, 0).Data(8)), "ok");
+  EXPECT_EQ(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {2}, 0, 0).Data(32)), "ok");  // padded
   EXPECT_THAT(ErrorOf(""), HasSubstr("a GGUF file starts with"));
   EXPECT_THAT(ErrorOf("GGML...."), HasSubstr("starts with \"GGML\""));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 0, 1).Data(0)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 0, 1).Data(0)),
               HasSubstr("unsupported: f: GGUF version 1"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 0, 4).Data(0)), HasSubstr("GGUF version 4"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 0, 0x03000000).Data(0)), HasSubstr("big-endian"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1000, 0).Data(64)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 0, 4).Data(0)), HasSubstr("GGUF version 4"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 0, 0x03000000).Data(0)), HasSubstr("big-endian"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1000, 0).Data(64)),
               HasSubstr("claims 0 metadata values and 1000"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, ~uint64_t{0}).Data(64)), HasSubstr("claims"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 1).Text("k").Put(13u).Data(64)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, ~uint64_t{0}).Data(64)), HasSubstr("claims"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 1).Text("k").Put(13u).Data(64)),
               HasSubstr("a value type is 13"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 1).Text("k").Put(9u).Put(9u).Put(uint64_t{1}).Data(64)),
-              HasSubstr("array of arrays"));
   EXPECT_THAT(
-      ErrorOf(Builder().Start(0, 1).Text("k").Put(9u).Put(4u).Put(uint64_t{1} << 62).Data(64)),
+      ErrorOf(GgufBuilder().Start(0, 1).Text("k").Put(9u).Put(9u).Put(uint64_t{1}).Data(64)),
+      HasSubstr("array of arrays"));
+  EXPECT_THAT(
+      ErrorOf(GgufBuilder().Start(0, 1).Text("k").Put(9u).Put(4u).Put(uint64_t{1} << 62).Data(64)),
       HasSubstr("claims 4611686018427387904 elements of u32"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 1).Text("k").Put(8u).Put(uint64_t{1} << 40).Data(64)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 1).Text("k").Put(8u).Put(uint64_t{1} << 40).Data(64)),
               HasSubstr("a string claims"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 1).Text("k").Put(8u).Put(uint64_t{500}).Data(64)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 1).Text("k").Put(8u).Put(uint64_t{500}).Data(64)),
               HasSubstr("metadata \"k\": at byte"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 1).Text("k").Put(7u).Put(uint8_t{2}).Data(64)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 1).Text("k").Put(7u).Put(uint8_t{2}).Data(64)),
               HasSubstr("a bool is 2"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 1).Text("").Put(0u).Put(uint8_t{2}).Data(64)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 1).Text("").Put(0u).Put(uint8_t{2}).Data(64)),
               HasSubstr("empty"));
   EXPECT_THAT(
-      ErrorOf(Builder().Start(0, 2).Text("k").Put(4u).Put(1u).Text("k").Put(4u).Put(1u).Data(0)),
-      HasSubstr("metadata key \"k\" twice"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {1, 1, 1, 1, 1}, 0, 0).Data(8)),
-              HasSubstr("5 dimensions"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {256}, 10, 0).Data(128)),
-              HasSubstr("unsupported: f: tensor \"a\" is Q2_K; read are F32 F16"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {2}, 77, 0).Data(8)),
-              HasSubstr("has type 77"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {33}, 2, 0).Data(36)),
-              HasSubstr("no multiple of the 32 elements of a Q4_0 block"));
-  EXPECT_THAT(
       ErrorOf(
-          Builder().Start(1, 0).Tensor("a", {uint64_t{1} << 40, uint64_t{1} << 40}, 0, 0).Data(8)),
-      HasSubstr("larger than 2^63"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {2}, 0, 4).Data(64)),
+          GgufBuilder().Start(0, 2).Text("k").Put(4u).Put(1u).Text("k").Put(4u).Put(1u).Data(0)),
+      HasSubstr("metadata key \"k\" twice"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {1, 1, 1, 1, 1}, 0, 0).Data(8)),
+              HasSubstr("5 dimensions"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {256}, 10, 0).Data(128)),
+              HasSubstr("unsupported: f: tensor \"a\" is Q2_K; read are F32 F16"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {2}, 77, 0).Data(8)),
+              HasSubstr("has type 77"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {33}, 2, 0).Data(36)),
+              HasSubstr("no multiple of the 32 elements of a Q4_0 block"));
+  EXPECT_THAT(ErrorOf(GgufBuilder()
+                          .Start(1, 0)
+                          .Tensor("a", {uint64_t{1} << 40, uint64_t{1} << 40}, 0, 0)
+                          .Data(8)),
+              HasSubstr("larger than 2^63"));
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {2}, 0, 4).Data(64)),
               HasSubstr("offset 4 is no multiple of the alignment 32"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {2}, 0, 0).Data(7)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {2}, 0, 0).Data(7)),
               HasSubstr("ends past the 7"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {2}, 0, ~uint64_t{31}).Data(8)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {2}, 0, ~uint64_t{31}).Data(8)),
               HasSubstr("ends past"));
-  EXPECT_THAT(ErrorOf(Builder().Start(2, 0).Tensor("a", {2}, 0, 0).Tensor("b", {2}, 0, 0).Data(64)),
-              HasSubstr("overlaps"));
   EXPECT_THAT(
-      ErrorOf(Builder().Start(2, 0).Tensor("a", {2}, 0, 0).Tensor("b", {2}, 0, 64).Data(128)),
+      ErrorOf(GgufBuilder().Start(2, 0).Tensor("a", {2}, 0, 0).Tensor("b", {2}, 0, 0).Data(64)),
+      HasSubstr("overlaps"));
+  EXPECT_THAT(
+      ErrorOf(GgufBuilder().Start(2, 0).Tensor("a", {2}, 0, 0).Tensor("b", {2}, 0, 64).Data(128)),
       HasSubstr("gap: tensor \"b\" is at offset 64, the next free one is 32"));
   EXPECT_THAT(
-      ErrorOf(Builder().Start(2, 0).Tensor("a", {2}, 0, 0).Tensor("a", {2}, 0, 32).Data(64)),
+      ErrorOf(GgufBuilder().Start(2, 0).Tensor("a", {2}, 0, 0).Tensor("a", {2}, 0, 32).Data(64)),
       HasSubstr("tensor \"a\" twice"));
-  EXPECT_THAT(ErrorOf(Builder().Start(1, 0).Tensor("a", {2}, 0, 0).Data(65)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(1, 0).Tensor("a", {2}, 0, 0).Data(65)),
               HasSubstr("tensors end at 8"));
-  EXPECT_THAT(ErrorOf(Builder().Start(0, 1).Text("general.alignment").Put(4u).Put(24u).Data(0)),
+  EXPECT_THAT(ErrorOf(GgufBuilder().Start(0, 1).Text("general.alignment").Put(4u).Put(24u).Data(0)),
               HasSubstr("a power of two"));
-  EXPECT_EQ(ErrorOf(Builder()
+  EXPECT_EQ(ErrorOf(GgufBuilder()
                         .Start(1, 1)
                         .Text("general.alignment")
                         .Put(4u)

@@ -56,11 +56,13 @@ TEST(Logprobs, HostileLinesGetTheirOwnError) {
   for (const auto& [line, want] : cases) {
     const Status status = ParseLogprobs(line + "\n").status();
     EXPECT_EQ(status.code(), Code::kDataLoss) << line;
-    EXPECT_NE(status.message().find(want), std::string::npos) << status.message() << " wanted " << want;
+    EXPECT_NE(status.message().find(want), std::string::npos)
+        << status.message() << " wanted " << want;
   }
 }
 
-// Every cut of a file of two lines is an error, except between whole lines, where it is a shorter file.
+// Every cut of a file of two lines is an error, except between whole lines, where it is a shorter
+// file.
 TEST(Logprobs, CutFilesAreErrors) {
   std::string two = kLine;
   two.replace(two.find("\"0\""), 3, "\"1\"");
@@ -70,8 +72,9 @@ TEST(Logprobs, CutFilesAreErrors) {
   for (size_t keep = 1; keep < text.size(); ++keep) {
     EXPECT_EQ(ParseLogprobs(text.substr(0, keep)).ok(), keep == border) << keep;
   }
-  EXPECT_NE(ParseLogprobs(std::string(kLine) + "\n" + kLine + "\n").status().message().find("twice"),
-            std::string::npos);
+  EXPECT_NE(
+      ParseLogprobs(std::string(kLine) + "\n" + kLine + "\n").status().message().find("twice"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -46,7 +46,8 @@ TEST(Tap, HistoryHashDependsOnEveryTokenAndOnNoCut) {
     other[i] ^= 1;
     EXPECT_NE(ExtendTokenHash({}, other), whole);
   }
-  // Written down, so that a second implementation can be checked: sha256(32 zero bytes, 01 00 00 00).
+  // Written down, so that a second implementation can be checked: sha256(32 zero bytes, 01 00 00
+  // 00).
   const std::vector<int32_t> one = {1};
   EXPECT_EQ(Hex(ExtendTokenHash({}, one)),
             "71c99cc3bc21757feed5b712744ebb0f770d5c41d99189f9457495747bf11050");
