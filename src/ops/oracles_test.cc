@@ -146,7 +146,10 @@ const OracleRegistration combine("combine", [](const OpKey& key, int64_t rows, c
   const size_t k = static_cast<size_t>(key.dim("top_k"));
   for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
     for (size_t i = 0; i < width; ++i) {
-      for (size_t s = 0; s < k; ++s) out[0][t * width + i] += in[1][t * k + s] * in[0][(t * k + s) * width + i];
+      for (size_t s = 0; s < k; ++s) {
+        const size_t row = t * k + (key.variant == "turned" ? k - 1 - s : s);
+        out[0][t * width + i] += in[1][t * k + s] * in[0][row * width + i];
+      }
     }
   }
 });
@@ -227,6 +230,20 @@ const OracleRegistration cross_entropy("cross_entropy", [](const OpKey&, int64_t
     if (in[2][t] == 0) continue;
     out[0][t] = -in[0][t] * in[1][t] / 100;
     out[1][0] += out[0][t];
+  }
+});
+
+const OracleRegistration quantize("quantize", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t width = static_cast<size_t>(key.dim("width"));
+  const size_t blocks = (width + 127) / 128;
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    for (size_t i = 0; i < width; ++i) {
+      double& scale = out[1][t * blocks + i / 128];
+      scale = std::max(scale, std::abs(in[0][t * width + i]) / 448.0);
+    }
+  }
+  for (double& scale : out[1]) {
+    if (scale < 0x1p-150) scale = 1.0;
   }
 });
 

@@ -1,5 +1,6 @@
 // The contract and the registry entry of combine. The suite sees an expert buffer of [T, k, H] whose
-// row (t, s) is slot s of token t, so that its rows stay with their tokens.
+// row (t, s) is slot s of token t, so that its rows stay with their tokens; in the variant `turned` the
+// rows of a token lie in the opposite order of its slots.
 
 #include "ops/combine/combine.h"
 #include "ops/info.h"
@@ -13,6 +14,15 @@ Params ParamsOf(const OpKey& key) {
   p.top_k = key.dim("top_k");
   p.dtype = p.grad_dtype = key.dtype;
   return p;
+}
+
+std::vector<int32_t> SlotRows(const OpKey& key, int64_t rows) {
+  const int64_t k = key.dim("top_k");
+  std::vector<int32_t> slot_row;
+  for (int64_t i = 0; i < rows * k; ++i) {
+    slot_row.push_back(static_cast<int32_t>(key.variant == "turned" ? i / k * k + (k - 1 - i % k) : i));
+  }
+  return slot_row;
 }
 
 }  // namespace
@@ -44,9 +54,10 @@ const OpInfo& Info() {
   static const auto* info = [] {
     auto* op = new OpInfo(RowOpInfo("combine"));
     for (DType dtype : op->dtypes) {
-      for (int64_t top_k : {1, 2, 5}) {
+      for (int64_t top_k : {5, 2, 1}) {
         op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .dims = {{"hidden", 48}, {"top_k", top_k}}});
       }
+      op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .variant = "turned", .dims = {{"hidden", 48}, {"top_k", 3}}});
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
     op->signature = [](const OpKey& key, int64_t rows) {
@@ -59,8 +70,7 @@ const OpInfo& Info() {
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
       const Params p = ParamsOf(key);
-      std::vector<int32_t> slot_row;
-      for (int64_t r = 0; r < call.rows * p.top_k; ++r) slot_row.push_back(static_cast<int32_t>(r));
+      const std::vector<int32_t> slot_row = SlotRows(key, call.rows);
       Args a;
       a.rows = call.rows;
       a.expert_rows = call.rows * p.top_k;
@@ -72,8 +82,7 @@ const OpInfo& Info() {
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
       const Params p = ParamsOf(key);
-      std::vector<int32_t> slot_row;
-      for (int64_t r = 0; r < call.rows * p.top_k; ++r) slot_row.push_back(static_cast<int32_t>(r));
+      const std::vector<int32_t> slot_row = SlotRows(key, call.rows);
       BackwardArgs a;
       a.rows = call.rows;
       a.expert_rows = call.rows * p.top_k;

@@ -6,7 +6,7 @@
 namespace tare::ops::rope {
 namespace {
 
-constexpr int64_t kPositions = 256;
+constexpr int64_t kPositions = 320;  // some above 256, which bf16 cannot tell apart
 constexpr int64_t kHeads = 2;
 
 Params ParamsOf(const OpKey& key) {
@@ -32,9 +32,9 @@ Params ParamsOf(const OpKey& key) {
 }
 
 // The table of a key, as operands that all rows share.
-Result<Args> ArgsOf(const OpKey& key, int64_t rows, const Tensor& positions, const Tensor& x, Tensor& y, Table& table) {
+Result<Args> ArgsOf(const Ctx& ctx, const OpKey& key, int64_t rows, const Tensor& positions, const Tensor& x, Tensor& y, Table& table) {
   const Params p = ParamsOf(key);
-  TARE_ASSIGN_OR_RETURN(table, BuildTable(p, kPositions));
+  TARE_ASSIGN_OR_RETURN(table, BuildTable(p, kPositions, ctx.side));
   Args a;
   a.rows = rows;
   a.heads = kHeads;
@@ -108,12 +108,12 @@ const OpInfo& Info() {
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
       Table table;
-      TARE_ASSIGN_OR_RETURN(const Args a, ArgsOf(key, call.rows, call.in[0], call.in[1], call.out[0], table));
+      TARE_ASSIGN_OR_RETURN(const Args a, ArgsOf(ctx, key, call.rows, call.in[0], call.in[1], call.out[0], table));
       return Forward(ctx, ParamsOf(key), a);
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) -> Status {
       Table table;
-      TARE_ASSIGN_OR_RETURN(const Args a, ArgsOf(key, call.rows, call.in[0], call.dout[0], call.din[1], table));
+      TARE_ASSIGN_OR_RETURN(const Args a, ArgsOf(ctx, key, call.rows, call.in[0], call.dout[0], call.din[1], table));
       return Backward(ctx, ParamsOf(key), a);
     };
     op->width_dim = "head_dim";

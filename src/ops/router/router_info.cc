@@ -78,6 +78,7 @@ const OpInfo& Info() {
       a.probs = call.out[2].as<float>();
       a.dweights = call.dout[1].as<float>();
       a.dlogits = call.din[0].mutable_data();
+      a.logits = call.in[0].data();  // read by a planted fault alone
       return Backward(ctx, ParamsOf(key), a);
     };
     op->width_dim = "experts";
