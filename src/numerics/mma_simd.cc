@@ -76,8 +76,8 @@ constexpr int64_t kRows = 8;  // rows of A that walk a panel together
 
 // What pass 1 leaves for pass 2, 64 columns of one row.
 struct Scaled {
-  HWY_ALIGN float scale[kMmaPanel];  // 2^(F - emax)
-  HWY_ALIGN int32_t sum[kMmaPanel];  // c, cut, in units of 2^(emax - F)
+  HWY_ALIGN float scale[kMmaPanel];  // 2^(F - emax); fp8: where the positive sum starts
+  HWY_ALIGN int32_t sum[kMmaPanel];  // c, cut, in units of 2^(emax - F); fp8: the negative sum
 };
 
 // Pass 1 of the group at k for one row: true if pass 2 may follow, else c is already the result.
@@ -130,16 +130,69 @@ HWY_INLINE bool Pass1(const MmaRows& a, const MmaRows& b, int64_t row, int64_t p
   }
   const auto exponent_mask = hn::Set(di, 0x7f800000);
   const auto bias = hn::Set(di, base);
+  auto largest = hn::Zero(di);
   for (int v = 0; v < kUsed; ++v) {
     const auto acc = hn::Load(d, c + v * kLanes);
     const auto products = hn::ShiftLeft<23>(
         hn::Add(hn::PromoteTo(di, hn::Load(DQ(), product_max + v * kLanes)), bias));
     const auto w = hn::Max(hn::And(hn::BitCast(di, acc), exponent_mask), products);
+    if constexpr (kFormat.bytes == 1) {
+      largest = hn::Max(largest, w);
+      const auto anchor = hn::Mul(hn::BitCast(d, w), hn::Set(d, 1536.0f));
+      const auto zero = hn::Zero(d);
+      hn::Store(hn::Add(hn::Max(acc, zero), anchor), d, out.scale + v * kLanes);
+      hn::Store(hn::BitCast(di, hn::Sub(hn::Min(acc, zero), anchor)), di, out.sum + v * kLanes);
+      continue;
+    }
     const auto scale = hn::BitCast(d, hn::Sub(hn::Set(di, (254 + kFormat.f) << 23), w));
     hn::Store(scale, d, out.scale + v * kLanes);
     hn::Store(Truncate(hn::Mul(acc, scale)), di, out.sum + v * kLanes);
   }
+  if constexpr (kFormat.bytes == 1) {
+    // A large or special c: the anchor would overflow.
+    if (HWY_UNLIKELY(!hn::AllFalse(di, hn::Gt(largest, hn::Set(di, 230 << 23))))) {
+      SlowGroup<kType>(a, b, row, panel, k, lanes, c);
+      return false;
+    }
+  }
   return true;
+}
+
+// Pass 2 for fp8. The sum of 32 products and c needs 21 bits above the unit, so f32 holds it: positive
+// and negative products go to two FMA chains that start at +-1.5 * 2^(emax - F + 23), where the last
+// place is the unit, so that rounding toward zero is the rule's cut. bk [group][2][64]: the positive
+// elements, then the negative ones, zero elsewhere; flip[i] is 64 where a is negative.
+template <MmaType kType, int kUsed>
+HWY_INLINE void Pass2Chains(const float* HWY_RESTRICT ak, const int64_t* HWY_RESTRICT flip,
+                            const float* HWY_RESTRICT bk, const Scaled& in, float* HWY_RESTRICT c) {
+  constexpr MmaFormat kFormat = FormatOf(kType);
+  const D d;
+  const DI di;
+  for (int v0 = 0; v0 < kUsed; v0 += kStep) {
+    hn::Vec<D> plus[kStep];
+    hn::Vec<D> minus[kStep];
+    for (int v = 0; v < kStep; ++v) {
+      plus[v] = hn::Load(d, in.scale + (v0 + v) * kLanes);
+      minus[v] = hn::BitCast(d, hn::Load(di, in.sum + (v0 + v) * kLanes));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kFormat.group; ++i) {
+      const auto ai = hn::Set(d, ak[i]);
+      const float* positive = bk + i * 2 * kMmaPanel + flip[i] + v0 * kLanes;
+      const float* negative = bk + i * 2 * kMmaPanel + (flip[i] ^ kMmaPanel) + v0 * kLanes;
+      // Plain base registers: an indexed operand would split every FMA into two micro-operations.
+      asm("" : "+r"(positive), "+r"(negative));
+      for (int v = 0; v < kStep; ++v) {
+        plus[v] = hn::MulAdd(ai, hn::Load(d, positive + v * kLanes), plus[v]);
+        minus[v] = hn::MulAdd(ai, hn::Load(d, negative + v * kLanes), minus[v]);
+      }
+    }
+    for (int v = 0; v < kStep; ++v) {
+      const auto sum = hn::Add(plus[v], minus[v]);  // exact: the anchors cancel
+      hn::Store(hn::And(sum, hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut)))), d,
+                c + (v0 + v) * kLanes);
+    }
+  }
 }
 
 // Pass 2: ak [group], bk [group, 64] as f32. Leaves c as it was and answers false when the sums do
@@ -190,8 +243,8 @@ HWY_INLINE bool Pass2(const float* HWY_RESTRICT ak, const float* HWY_RESTRICT bk
 // rows in turn, so that the latency of one row's chain hides behind the others.
 template <MmaType kType, int kUsed>
 void RowsPanel(const MmaRows& a, const MmaRows& b, int64_t m0, int64_t rows, int64_t panel,
-               int64_t k0, int64_t k1, const float* af, int64_t af_stride, const float* bf,
-               uint64_t lanes, float* HWY_RESTRICT c) {
+               int64_t k0, int64_t k1, const float* af, const int64_t* flip, int64_t af_stride,
+               const float* bf, uint64_t lanes, float* HWY_RESTRICT c) {
   constexpr int kGroup = FormatOf(kType).group;
   Scaled scaled[kRows];
   bool go[kRows];
@@ -201,6 +254,12 @@ void RowsPanel(const MmaRows& a, const MmaRows& b, int64_t m0, int64_t rows, int
     }
     for (int64_t r = 0; r < rows; ++r) {
       if (HWY_UNLIKELY(!go[r])) continue;
+      if constexpr (FormatOf(kType).bytes == 1) {
+        const int64_t at = r * af_stride + (k - k0);
+        Pass2Chains<kType, kUsed>(af + at, flip + at, bf + (k - k0) * 2 * kMmaPanel, scaled[r],
+                                  c + r * kMmaPanel);
+        continue;
+      }
       if (HWY_UNLIKELY(!(Pass2<kType, kUsed>(af + r * af_stride + (k - k0),
                                              bf + (k - k0) * kMmaPanel, scaled[r],
                                              c + r * kMmaPanel)))) {
@@ -227,12 +286,27 @@ HWY_INLINE void Widen(const uint16_t* in, int64_t n, float* out) {
   }
 }
 
+// Splits b [n, 64] by sign: out [n][2][64].
+HWY_INLINE void SplitSigns(const float* in, int64_t n, float* out) {
+  const D d;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < kMmaPanel; j += kLanes) {
+      const auto x = hn::Load(d, in + i * kMmaPanel + j);
+      hn::Store(hn::Max(x, hn::Zero(d)), d, out + i * 2 * kMmaPanel + j);
+      hn::Store(hn::Min(x, hn::Zero(d)), d, out + i * 2 * kMmaPanel + kMmaPanel + j);
+    }
+  }
+}
+
 template <MmaType kType>
 HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaRows& b, int64_t n0,
                             int64_t n1, int64_t k0, int64_t k1, float* c, int64_t c_stride) {
-  // 128 x 64 floats of B, 32 KiB: the block of K that stays in the first-level cache.
-  constexpr int64_t kBlock = 128;
+  // 32 KiB of B as f32: the block of K that stays in the first-level cache. fp8 holds both signs.
+  constexpr bool kSplit = FormatOf(kType).bytes == 1;
+  constexpr int64_t kBlock = kSplit ? 64 : 128;
   HWY_ALIGN float bf[kBlock * kMmaPanel];
+  HWY_ALIGN float split[kSplit ? kBlock * 2 * kMmaPanel : kLanes];
+  HWY_ALIGN int64_t flip[kSplit ? kRows * kBlock : kLanes] = {};
   HWY_ALIGN float af[kRows * kBlock];
   HWY_ALIGN float tile[kRows * kMmaPanel];
   k1 = std::min(a.padded_k, (k1 + FormatOf(kType).group - 1) / FormatOf(kType).group * FormatOf(kType).group);
@@ -244,19 +318,26 @@ HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaR
       const int64_t kn = std::min(k1, k + kBlock);
       Widen<kType>(&b.halves[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)],
                    (kn - k) * kMmaPanel, bf);
+      if constexpr (kSplit) SplitSigns(bf, kn - k, split);
+      const float* operand = kSplit ? split : bf;
       for (int64_t m = m0; m < m1; m += kRows) {
         const int64_t rows = std::min(kRows, m1 - m);
         for (int64_t r = 0; r < rows; ++r) {
           Widen<kType>(&a.halves[static_cast<size_t>((m + r) * a.padded_k + k)], kn - k,
                        af + r * kBlock);
+          if constexpr (kSplit) {
+            for (int64_t i = 0; i < kn - k; ++i) {
+              flip[r * kBlock + i] = af[r * kBlock + i] < 0.0f ? kMmaPanel : 0;
+            }
+          }
           float* to = tile + r * kMmaPanel;
           std::memcpy(to, c + (m + r - m0) * c_stride + (n - n0), static_cast<size_t>(columns) * 4);
           std::fill(to + columns, to + kMmaPanel, 0.0f);
         }
         if ((columns + kLanes - 1) / kLanes * 2 <= kVectors) {
-          RowsPanel<kType, kVectors / 2>(a, b, m, rows, panel, k, kn, af, kBlock, bf, lanes, tile);
+          RowsPanel<kType, kVectors / 2>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand, lanes, tile);
         } else {
-          RowsPanel<kType, kVectors>(a, b, m, rows, panel, k, kn, af, kBlock, bf, lanes, tile);
+          RowsPanel<kType, kVectors>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand, lanes, tile);
         }
         for (int64_t r = 0; r < rows; ++r) {
           std::memcpy(c + (m + r - m0) * c_stride + (n - n0), tile + r * kMmaPanel,
@@ -287,7 +368,8 @@ HWY_AFTER_NAMESPACE();
 namespace tare::numerics::internal {
 
 MmaTileFunction MmaFastTile(MmaKernel kernel) {
-  const int64_t supported = hwy::SupportedTargets();
+  // Asked once: the answer costs CPUID instructions, which a virtual machine traps.
+  static const int64_t supported = hwy::SupportedTargets();
 #if HWY_TARGETS & HWY_AVX3
   if (kernel == MmaKernel::kAvx512 && (supported & HWY_AVX3) != 0) return N_AVX3::Tile;
 #endif
@@ -295,7 +377,6 @@ MmaTileFunction MmaFastTile(MmaKernel kernel) {
   if (kernel == MmaKernel::kAvx2 && (supported & HWY_AVX2) != 0) return N_AVX2::Tile;
 #endif
   (void)kernel;
-  (void)supported;
   return nullptr;
 }
 
