@@ -1,6 +1,8 @@
 #include "numerics/mma.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
@@ -30,51 +32,81 @@ uint16_t HalfOf(uint32_t code) {
   return static_cast<uint16_t>(sign | static_cast<uint32_t>(exponent) << 7 | fraction);
 }
 
-// Packs `count` rows from row r0 on (one row of A, or a panel of B): elements of a group interleaved
-// `width` rows wide.
+// The 256 values of an fp8 type as bf16.
 template <MmaType kType>
+const uint16_t* HalfTable() {
+  static const auto table = [] {
+    std::array<uint16_t, 256> t{};
+    for (uint32_t code = 0; code < 256; ++code) t[code] = HalfOf<kType>(code);
+    return t;
+  }();
+  return table.data();
+}
+
+// Packs `count` rows from row r0 on (kWidth 1: a row of A; 64: a panel of B), elements of a group
+// interleaved kWidth rows wide. Each loop after the gathering one runs over a flat array without
+// branches, so that the compiler vectorises it.
+template <MmaType kType, int kWidth>
 void PackBlock(const typename MmaStorage<kType>::Type* in, int64_t row_stride, int64_t k_stride,
-               int64_t r0, int64_t count, int64_t width, MmaRows& p) {
+               int64_t r0, int64_t count, MmaRows& p) {
+  using T = typename MmaStorage<kType>::Type;
   constexpr MmaFormat kFormat = FormatOf(kType);
   constexpr int kGroup = kFormat.group;
+  constexpr int kCells = kGroup * kWidth;
+  constexpr int kTop = (1 << kFormat.exponent_bits) - 1;
+  constexpr int kFraction = (1 << kFormat.significand_bits) - 1;
+  constexpr int kMagnitude = (kTop << kFormat.significand_bits) | kFraction;
+  // The smallest magnitude that is special.
+  constexpr int kSpecial = kFormat.has_infinity ? kTop << kFormat.significand_bits : kMagnitude;
+  constexpr int16_t kNone = -10000;
   const int64_t groups = p.padded_k / kGroup;
-  const int64_t block = r0 / width;
+  const int64_t block = r0 / kWidth;
+  T cells[kCells];
+  int16_t exponent[kCells];
   for (int64_t g = 0; g < groups; ++g) {
-    MmaGroup info;
-    int base = -10000;
-    int exponent[kGroup * kMmaPanel];
-    const int64_t k1 = std::min<int64_t>(kGroup, p.k - g * kGroup);
+    const int64_t k0 = g * kGroup;
+    const int64_t k1 = std::min<int64_t>(kGroup, p.k - k0);
+    if (k1 < kGroup || count < kWidth) std::fill(cells, cells + kCells, T{0});
     for (int64_t r = 0; r < count; ++r) {
-      for (int64_t i = 0; i < k1; ++i) {
-        const int64_t k = g * kGroup + i;
-        const auto code = in[(r0 + r) * row_stride + k * k_stride];
-        const internal::MmaOperand o = internal::DecodeMma<kType>(code);
-        const int64_t at = (block * p.padded_k + k) * width + r;
-        if constexpr (kFormat.bytes == 1) p.codes[static_cast<size_t>(at)] = code;
-        p.halves[static_cast<size_t>(at)] = HalfOf<kType>(code);
-        info.special |= o.nan || o.inf;
-        exponent[i * width + r] = o.significand == 0 ? -10000 : o.exponent;
-        base = std::max(base, exponent[i * width + r]);
-      }
+      const T* from = in + (r0 + r) * row_stride + k0 * k_stride;
+      for (int64_t i = 0; i < k1; ++i) cells[i * kWidth + r] = from[i * k_stride];
     }
-    info.zero = base == -10000;
-    info.base = info.zero ? 0 : static_cast<int16_t>(base);
-    for (int64_t i = 0; i < kGroup; ++i) {
-      for (int64_t r = 0; r < width; ++r) {
-        int8_t e = internal::kMmaZero;
-        if (i < k1 && r < count && exponent[i * width + r] != -10000) {
-          e = static_cast<int8_t>(
-              std::max<int>(exponent[i * width + r] - base, internal::kMmaFar));
-        }
-        const size_t at = static_cast<size_t>((block * p.padded_k + g * kGroup + i) * width + r);
-        if (width == 1) {
-          p.exponents4[at] = static_cast<uint8_t>(e) * 0x01010101u;
-        } else {
-          p.exponents[at] = e;
-        }
-      }
+    int16_t base = kNone;
+    int special = 0;
+    for (int i = 0; i < kCells; ++i) {
+      const int magnitude = cells[i] & kMagnitude;
+      const int field = magnitude >> kFormat.significand_bits;
+      const int16_t e = static_cast<int16_t>(std::max(field, 1) - kFormat.bias);
+      exponent[i] = magnitude == 0 ? kNone : e;
+      base = std::max(base, exponent[i]);
+      special |= magnitude >= kSpecial;
     }
+    MmaGroup info;
+    info.special = special != 0;
+    info.zero = base == kNone;
+    info.base = info.zero ? int16_t{0} : base;
     p.groups[static_cast<size_t>(block * groups + g)] = info;
+    const size_t at = static_cast<size_t>((block * p.padded_k + k0) * kWidth);
+    if constexpr (kFormat.bytes == 1) {
+      std::memcpy(&p.codes[at], cells, sizeof(cells));
+      const uint16_t* table = HalfTable<kType>();
+      for (int i = 0; i < kCells; ++i) p.halves[at + static_cast<size_t>(i)] = table[cells[i]];
+    } else {
+      std::memcpy(&p.halves[at], cells, sizeof(cells));
+    }
+    int8_t relative[kCells];
+    for (int i = 0; i < kCells; ++i) {
+      const int16_t e = std::max<int16_t>(static_cast<int16_t>(exponent[i] - info.base),
+                                          internal::kMmaFar);
+      relative[i] = static_cast<int8_t>(exponent[i] == kNone ? internal::kMmaZero : e);
+    }
+    if constexpr (kWidth == 1) {
+      for (int i = 0; i < kCells; ++i) {
+        p.exponents4[at + static_cast<size_t>(i)] = static_cast<uint8_t>(relative[i]) * 0x01010101u;
+      }
+    } else {
+      std::memcpy(&p.exponents[at], relative, sizeof(relative));
+    }
   }
 }
 
@@ -100,9 +132,14 @@ MmaRows PackRows(MmaType type, const void* codes, int64_t rows, int64_t k, int64
   const auto pack = [&](auto tag) {
     constexpr MmaType kType = decltype(tag)::value;
     using T = typename MmaStorage<kType>::Type;
+    const T* in = static_cast<const T*>(codes);
     for (int64_t r = 0; r < rows; r += width) {
-      PackBlock<kType>(static_cast<const T*>(codes), row_stride, k_stride, r,
-                       std::min(width, rows - r), width, p);
+      const int64_t count = std::min(width, rows - r);
+      if (width == 1) {
+        PackBlock<kType, 1>(in, row_stride, k_stride, r, count, p);
+      } else {
+        PackBlock<kType, kMmaPanel>(in, row_stride, k_stride, r, count, p);
+      }
     }
   };
   switch (type) {
