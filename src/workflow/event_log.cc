@@ -112,7 +112,8 @@ Status EventLog::SetAside() {
   return Ok();
 }
 
-Result<Event> EventLog::Append(const EventDraft& draft) {
+Result<Event> EventLog::Append(const EventDraft& draft,
+                               const std::function<Status(const Event&)>& check) {
   if (!failed_.ok()) return failed_.Annotate("an append failed before; open the log again");
   Event event;
   event.seq = next_seq_;
@@ -123,6 +124,7 @@ Result<Event> EventLog::Append(const EventDraft& draft) {
   event.data = draft.data;
   event.prev = head_;
   TARE_ASSIGN_OR_RETURN(std::string line, EncodeEvent(event));
+  if (check) TARE_RETURN_IF_ERROR(check(event));
   const std::string hash = LineHash(line);
   event.self = line.substr(line.size() - 66, 64);
   line += '\n';

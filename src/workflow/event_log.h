@@ -43,7 +43,9 @@ class EventLog {
 
   // Returns the event as written, after fsync. After a failed append the log refuses further ones:
   // open it again, which finds out what the device holds.
-  Result<Event> Append(const EventDraft& draft);
+  // `check`, when given, sees the finished event first; its error is returned and nothing is written.
+  Result<Event> Append(const EventDraft& draft,
+                       const std::function<Status(const Event&)>& check = nullptr);
 
   const LogView& opened() const { return view_; }  // what Open found before any append
   // Events that Open itself appended (recovery), in order.
