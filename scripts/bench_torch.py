@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Row operators beside PyTorch's CPU kernels, in turn in one run.
+
+usage: scripts/bench_torch.py [--tare build/release/tare] [--threads 2] [--rounds 5]
+
+For every case `tare bench ops --json` and the PyTorch form of the same operator, dtype and shape run
+one after the other, `rounds` times; the best of each is compared. ratio = PyTorch time / our time, so
+0.9 and above means at least 0.9 of PyTorch's speed. Needs torch (scripts/pip-test.txt).
+"""
+import argparse
+import json
+import subprocess
+import time
+
+import torch
+import torch.nn.functional as F
+
+
+def best(body, rounds=5, least=0.02):
+    body()
+    times = []
+    for _ in range(rounds):
+        count, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < least or count == 0:
+            body()
+            count += 1
+        times.append((time.perf_counter() - begin) / count)
+    return min(times) * 1e6
+
+
+def rmsnorm(rows, width, dtype):
+    x = torch.randn(rows, width, dtype=dtype)
+    residual = torch.randn(rows, width, dtype=dtype)
+    w = torch.randn(width, dtype=dtype)
+    forward = lambda: F.rms_norm(x + residual, (width,), w, 1e-5)
+    xg = x.clone().requires_grad_()
+    wg = w.clone().requires_grad_()
+    y = F.rms_norm(xg, (width,), wg, 1e-5)
+    dy = torch.randn_like(y)
+    backward = lambda: torch.autograd.grad(y, (xg, wg), dy, retain_graph=True)
+    return {"forward+residual": forward, "backward": backward}
+
+
+def logprob(rows, vocab, dtype):
+    z = torch.randn(rows, vocab, dtype=dtype)
+    target = torch.zeros(rows, 1, dtype=torch.long)
+    forward = lambda: torch.log_softmax(z.float(), -1).gather(1, target)
+    zg = z.clone().requires_grad_()
+    y = torch.log_softmax(zg.float(), -1).gather(1, target)
+    dy = torch.ones_like(y)
+    backward = lambda: torch.autograd.grad(y, zg, dy, retain_graph=True)
+    return {"forward": forward, "backward": backward}
+
+
+def gate(rows, width, dtype):
+    gu = torch.randn(rows, 2 * width, dtype=dtype)
+    forward = lambda: F.silu(gu[:, :width]) * gu[:, width:]
+    g = gu.clone().requires_grad_()
+    y = F.silu(g[:, :width]) * g[:, width:]
+    dy = torch.randn_like(y)
+    backward = lambda: torch.autograd.grad(y, g, dy, retain_graph=True)
+    return {"forward": forward, "backward": backward}
+
+
+def adamw(count):
+    w = torch.nn.Parameter(torch.full((count,), 0.1))
+    w.grad = torch.full((count,), 0.02)
+    results = {}
+    for name, options in (("step", {"fused": True}),):
+        optimizer = torch.optim.AdamW([w], lr=1e-5, weight_decay=0.01, **options)
+        results[name] = optimizer.step
+    return results
+
+
+F32, BF16 = torch.float32, torch.bfloat16
+CASES = [("rmsnorm", f"T=2048 H={h} {n}", lambda h=h, d=d: rmsnorm(2048, h, d))
+         for h in (576, 1024, 4096) for n, d in (("f32", F32), ("bf16", BF16))]
+CASES += [("logprob", f"T={t} V={v} {n}", lambda t=t, v=v, d=d: logprob(t, v, d))
+          for t, v, n, d in ((256, 49152, "f32", F32), (256, 49152, "bf16", BF16), (64, 151936, "f32", F32))]
+CASES += [("gate", f"T={t} I={i} {n}", lambda t=t, i=i, d=d: gate(t, i, d))
+          for t, i, n, d in ((2048, 1536, "f32", F32), (2048, 1536, "bf16", BF16), (1024, 12288, "bf16", BF16))]
+CASES += [("adamw", "N=16777216", lambda: adamw(1 << 24))]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tare", default="build/release/tare")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--filter", default="")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} threads, best of {options.rounds} rounds in turn")
+    print(f"{'op':<9} {'what':<17} {'shape':<24} {'ours us':>10} {'torch us':>10} {'ratio':>6}")
+    for op, shape, make in CASES:
+        if options.filter not in f"{op}/{shape}":
+            continue
+        bodies = make()
+        ours = {what: float("inf") for what in bodies}
+        theirs = dict(ours)
+        for _ in range(options.rounds):
+            command = [options.tare, "bench", "ops", "--json", "--rounds", "3", "--threads", str(options.threads),
+                       "--filter", shape]
+            report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            for bench in report["benches"]:
+                if bench["op"] == op and bench["shape"] == shape and bench["what"] in ours:
+                    ours[bench["what"]] = min(ours[bench["what"]], bench["ours_us"])
+            for what, body in bodies.items():
+                theirs[what] = min(theirs[what], best(body, rounds=3))
+        for what in bodies:
+            print(f"{op:<9} {what:<17} {shape:<24} {ours[what]:>10.1f} {theirs[what]:>10.1f} "
+                  f"{theirs[what] / ours[what]:>6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
