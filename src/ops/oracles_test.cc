@@ -247,6 +247,21 @@ const OracleRegistration quantize("quantize", [](const OpKey& key, int64_t rows,
   }
 });
 
+const OracleRegistration head_logprob("head_logprob", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t vocab = static_cast<size_t>(key.dim("vocab")), hidden = static_cast<size_t>(key.dim("hidden"));
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    std::vector<double> z(vocab, 0.0);
+    double sum = 0;
+    for (size_t v = 0; v < vocab; ++v) {
+      for (size_t i = 0; i < hidden; ++i) z[v] += in[0][t * hidden + i] * in[1][v * hidden + i];
+      z[v] /= in[3][t];
+      sum += std::exp(z[v]);
+    }
+    out[0][t] = z[static_cast<size_t>(in[2][t])] - std::log(sum);
+    for (size_t v = 0; v < vocab; ++v) out[1][t] -= std::exp(z[v]) / sum * (z[v] - std::log(sum));
+  }
+});
+
 const OracleRegistration grad_norm("grad_norm", [](const OpKey&, int64_t, const Values& in, Values& out) {
   double sum = 0;
   for (double g : in[0]) sum += g * g;

@@ -154,7 +154,7 @@ Partial Leaf(const void* logits, DType dtype, float temperature, int64_t begin, 
   });
 }
 
-// dlogits of ids [begin, end) of row t.
+// dlogits of columns [begin, end) of row t.
 template <typename T, typename G>
 void BackwardT(const BackwardArgs& a, int64_t t, int64_t begin, int64_t end) {
   const DF d;
@@ -185,8 +185,9 @@ void BackwardT(const BackwardArgs& a, int64_t t, int64_t begin, int64_t end) {
   ForEachVector(end - begin, [&](int64_t i, int64_t n) HWY_ATTR {
     StorePart(one(LoadPart(x + begin + i, n), hn::Zero(d)), out + begin + i, n);
   });
-  if (target >= begin && target < end) {
-    StoreN(one(LoadN(x + target, 1), hn::Set(d, 1.0f)), out + target, 1);
+  const int64_t column = target - a.id_begin;
+  if (target >= 0 && column >= begin && column < end) {
+    StoreN(one(LoadN(x + column, 1), hn::Set(d, 1.0f)), out + column, 1);
   }
 }
 void BackwardIds(const Params& p, const BackwardArgs& a, int64_t t, int64_t begin, int64_t end) {
@@ -368,20 +369,26 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   TARE_RETURN_IF_ERROR(CheckCpu("logprob", ctx));
   TARE_RETURN_IF_ERROR(Check(params, given.rows, given.targets, given.temperature));
   BackwardArgs args = given;
-  TARE_ASSIGN_OR_RETURN(args.stride, StrideOf("logprob", "stride", given.stride, params.vocab));
-  TARE_ASSIGN_OR_RETURN(args.dstride, StrideOf("logprob", "dstride", given.dstride, params.vocab));
+  if (given.id_begin < 0 || given.ids < 0 || given.id_begin > params.vocab - given.ids ||
+      (given.ids == 0 && given.id_begin != 0)) {
+    return InvalidArgument("logprob: IDs [{}, {}) of a vocabulary of {}", given.id_begin, given.id_begin + given.ids,
+                           params.vocab);
+  }
+  if (args.ids == 0) args.ids = params.vocab;
+  TARE_ASSIGN_OR_RETURN(args.stride, StrideOf("logprob", "stride", given.stride, args.ids));
+  TARE_ASSIGN_OR_RETURN(args.dstride, StrideOf("logprob", "dstride", given.dstride, args.ids));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "logits", args.logits, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "max", args.max, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "log_sum", args.log_sum, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "dlogprob", args.dlogprob, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "dlogits", args.dlogits, args.rows));
   if (args.dentropy != nullptr) TARE_RETURN_IF_ERROR(CheckPointer("logprob", "entropy", args.entropy, args.rows));
-  const int64_t pieces = (params.vocab + kPieceIds - 1) / kPieceIds;
-  const int64_t grain = std::max<int64_t>(1, kPieceIds / params.vocab);
+  const int64_t pieces = (args.ids + kPieceIds - 1) / kPieceIds;
+  const int64_t grain = std::max<int64_t>(1, kPieceIds / args.ids);
   ctx.pool->ParallelRanges(args.rows * pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t from = i % pieces * kPieceIds;
-      HWY_DYNAMIC_DISPATCH(BackwardIds)(params, args, i / pieces, from, std::min(params.vocab, from + kPieceIds));
+      HWY_DYNAMIC_DISPATCH(BackwardIds)(params, args, i / pieces, from, std::min(args.ids, from + kPieceIds));
     }
   });
   return Ok();

@@ -54,6 +54,10 @@ struct BackwardArgs {
   int64_t rows = 0;
   const void* logits = nullptr;        // as in forward
   int64_t stride = 0;
+  // A part of the vocabulary: logits and dlogits are [T, ids], the columns of IDs
+  // [id_begin, id_begin + ids). ids 0 means all of it.
+  int64_t id_begin = 0;
+  int64_t ids = 0;
   const int32_t* targets = nullptr;
   const float* temperature = nullptr;
   const float* max = nullptr;          // [T], saved
@@ -61,8 +65,8 @@ struct BackwardArgs {
   const float* entropy = nullptr;      // [T], saved; needed with dentropy
   const float* dlogprob = nullptr;     // [T]
   const float* dentropy = nullptr;     // [T]; may be null
-  void* dlogits = nullptr;             // [T, V], grad_dtype
-  int64_t dstride = 0;                 // 0 means V
+  void* dlogits = nullptr;             // [T, V] or [T, ids], grad_dtype
+  int64_t dstride = 0;                 // 0 means dense
 };
 
 Contract ContractOf(const Params& params);
