@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Row operators beside PyTorch's CPU kernels, in turn in one run.
 
-usage: scripts/bench_torch.py [--tare build/release/tare] [--threads 2] [--rounds 5]
+usage: scripts/bench_torch.py [--tare build/release/tare] [--threads 2 | --cpu-time] [--rounds 5]
 
 For every case `tare bench ops --json` and the PyTorch form of the same operator, dtype and shape run
 one after the other, `rounds` times; the best of each is compared. ratio = PyTorch time / our time, so
-0.9 and above means at least 0.9 of PyTorch's speed. Needs torch (scripts/pip-test.txt).
+0.9 and above means at least 0.9 of PyTorch's speed. --cpu-time compares the CPU time of one thread,
+which other load on the machine disturbs less than the clock on the wall. Needs torch.
 """
 import argparse
 import json
@@ -16,15 +17,18 @@ import torch
 import torch.nn.functional as F
 
 
+clock = time.perf_counter
+
+
 def best(body, rounds=5, least=0.02):
     body()
     times = []
     for _ in range(rounds):
-        count, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < least or count == 0:
+        count, begin = 0, clock()
+        while clock() - begin < least or count == 0:
             body()
             count += 1
-        times.append((time.perf_counter() - begin) / count)
+        times.append((clock() - begin) / count)
     return min(times) * 1e6
 
 
@@ -87,10 +91,14 @@ def main():
     parser.add_argument("--tare", default="build/release/tare")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--filter", default="")
     options = parser.parse_args()
+    global clock
+    if options.cpu_time:
+        clock, options.threads = time.process_time, 1
     torch.set_num_threads(options.threads)
-    print(f"torch {torch.__version__}, {options.threads} threads, best of {options.rounds} rounds in turn")
+    print(f"torch {torch.__version__}, {options.threads} threads, {'CPU' if options.cpu_time else 'wall'} time, best of {options.rounds} rounds in turn")
     print(f"{'op':<9} {'what':<17} {'shape':<24} {'ours us':>10} {'torch us':>10} {'ratio':>6}")
     for op, shape, make in CASES:
         if options.filter not in f"{op}/{shape}":
@@ -100,7 +108,7 @@ def main():
         theirs = dict(ours)
         for _ in range(options.rounds):
             command = [options.tare, "bench", "ops", "--json", "--rounds", "3", "--threads", str(options.threads),
-                       "--filter", shape]
+                       "--filter", shape] + (["--cpu-time"] if options.cpu_time else [])
             report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             for bench in report["benches"]:
                 if bench["op"] == op and bench["shape"] == shape and bench["what"] in ours:

@@ -1,21 +1,29 @@
 #include "ops/bench.h"
 
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstring>
+
+#include "base/check.h"
 
 namespace tare::ops {
 namespace {
 
-double Microseconds(const std::function<void()>& body, int64_t repeats) {
-  const auto begin = std::chrono::steady_clock::now();
+double Now(bool cpu_time) {
+  timespec t;
+  clock_gettime(cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_nsec) * 1e-3;
+}
+
+double Microseconds(const std::function<void()>& body, int64_t repeats, bool cpu_time) {
+  const double begin = Now(cpu_time);
   for (int64_t i = 0; i < repeats; ++i) body();
-  const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
-  return elapsed.count() / static_cast<double>(repeats);
+  return (Now(cpu_time) - begin) / static_cast<double>(repeats);
 }
 
 int64_t RepeatsFor(const std::function<void()>& body) {
-  const double once = std::min(Microseconds(body, 1), Microseconds(body, 1));
+  const double once = std::min(Microseconds(body, 1, false), Microseconds(body, 1, false));
   return std::clamp<int64_t>(static_cast<int64_t>(5000.0 / std::max(once, 0.1)), 1, 10000);
 }
 
@@ -26,7 +34,8 @@ double Median(std::vector<double> v) {
 
 }  // namespace
 
-BenchResult RunBench(const BenchCase& bench, ThreadPool& pool, int rounds) {
+BenchResult RunBench(const BenchCase& bench, ThreadPool& pool, int rounds, bool cpu_time) {
+  TARE_CHECK(!cpu_time || pool.threads() == 1) << "CPU time of several threads is no elapsed time";
   const BenchCase::Bodies bodies = bench.prepare(pool);
   bodies.ours();
   bodies.peer();
@@ -34,8 +43,8 @@ BenchResult RunBench(const BenchCase& bench, ThreadPool& pool, int rounds) {
   const int64_t peer_repeats = RepeatsFor(bodies.peer);
   std::vector<double> ours, peer;
   for (int i = 0; i < rounds; ++i) {
-    ours.push_back(Microseconds(bodies.ours, ours_repeats));
-    peer.push_back(Microseconds(bodies.peer, peer_repeats));
+    ours.push_back(Microseconds(bodies.ours, ours_repeats, cpu_time));
+    peer.push_back(Microseconds(bodies.peer, peer_repeats, cpu_time));
   }
   return {*std::min_element(ours.begin(), ours.end()), *std::min_element(peer.begin(), peer.end()), Median(ours),
           Median(peer)};

@@ -52,8 +52,10 @@ struct BenchResult {
   double ratio() const { return peer_us / ours_us; }  // above 1: ours is faster
 };
 
-// Warm-up, then `rounds` times ours and peer in turn, each long enough to time (about 5 ms).
-BenchResult RunBench(const BenchCase& bench, ThreadPool& pool, int rounds);
+// Warm-up, then `rounds` times ours and peer in turn, each long enough to time (about 5 ms). With
+// `cpu_time` the process's CPU time counts instead of the clock on the wall, which a busy machine
+// disturbs less. REQUIRES: a pool of one thread for cpu_time.
+BenchResult RunBench(const BenchCase& bench, ThreadPool& pool, int rounds, bool cpu_time = false);
 
 // The peer of an operator bound by memory: reads `read_bytes` and writes `write_bytes`, on the pool.
 BenchCase::Bodies WithCopyPeer(ThreadPool& pool, int64_t read_bytes, int64_t write_bytes, std::function<void()> ours,
