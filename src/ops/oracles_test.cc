@@ -107,6 +107,18 @@ const OracleRegistration attention("attention", [](const OpKey& key, int64_t row
   }
 });
 
+const OracleRegistration grouped("grouped_linear", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+  const size_t n = static_cast<size_t>(key.dim("n")), k = static_cast<size_t>(key.dim("k"));
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    const double* w = &in[2][static_cast<size_t>(in[1][t]) * n * k];
+    for (size_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (size_t i = 0; i < k; ++i) sum += in[0][t * k + i] * w[j * k + i];
+      out[0][t * n + j] = sum;
+    }
+  }
+});
+
 const OracleRegistration linear("linear", [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
   const size_t n = static_cast<size_t>(key.dim("n")), k = static_cast<size_t>(key.dim("k"));
   for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {

@@ -13,11 +13,15 @@
 #include <span>
 
 #include "base/status.h"
+#include "ops/contract.h"
 #include "ops/linear/linear.h"
 #include "ops/op.h"
 #include "ops/token_units.h"
 
 namespace tare::ops::grouped_linear {
+
+TARE_FAULT(kSplitByTotal, "grouped_linear.split_by_total", "grouped_linear", "C3",
+           "K is split in two when a call has more than 16 routed rows over all experts");
 
 struct Params {
   int64_t experts = 0;    // E
@@ -54,6 +58,7 @@ struct BackwardArgs {
   float* dw = nullptr;                // [E, n, k] main gradient, added to
 };
 
+Contract ContractOf(const Params& params, Profile profile);
 size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows);
 size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows, int64_t units);
 
