@@ -202,6 +202,10 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     std::stable_sort(blocks.begin(), blocks.end(), [](const Block& x, const Block& y) { return x.keys > y.keys; });
     ctx.pool->ParallelFor(static_cast<int64_t>(blocks.size()), [&](int64_t i) {
       const Block& b = blocks[static_cast<size_t>(i)];
+      if (!sm90 && b.run->q_rows == 1 && p.dtype != DType::kF16) {
+        if (b.flat0 == 0) DecodeHead(params, a, *b.run, b.kv_head);
+        return;
+      }
       ForwardBlock(params, a, *b.run, b.kv_head, b.flat0, b.lanes, sm90);
     });
   }

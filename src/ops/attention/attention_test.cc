@@ -133,6 +133,31 @@ TEST_P(AttentionProfile, ForwardBitsAreThePlainDefinition) {
   }
 }
 
+// Decode takes another kernel (lanes are keys): the last rows alone have the bits of the whole prefill,
+// for every group size, window, cap, head size and SIMD target.
+TEST(Attention, DecodeKernelHasTheBitsOfThePrefill) {
+  ThreadPool pool(2);
+  auto cases = Cases(false);
+  for (int64_t group : {1, 2, 3, 4, 5, 7, 8, 9, 16}) {
+    cases.push_back({{.q_heads = 2 * group, .kv_heads = 2, .d = 64, .window = group == 3 ? 40 : 0, .sink = group == 4}, 150});
+    cases.push_back({{.q_heads = group, .kv_heads = 1, .d = 80, .dtype = DType::kF32}, 90});
+  }
+  cases.push_back({{.q_heads = 3, .kv_heads = 1, .d = 256, .tile = 128}, 530});
+  for (auto [shape, n] : cases) {
+    Sequence seq(shape, n, 71);
+    const Output whole = RunPacked(shape, seq, 0, pool, Profile::kIeeeF32);
+    const int64_t width = shape.q_heads * shape.d;
+    ForEachTarget([&] {
+      const Output one = RunPacked(shape, seq, n - 1, pool, Profile::kIeeeF32);
+      EXPECT_EQ(0, std::memcmp(one.out.data(), static_cast<const uint8_t*>(whole.out.data()) + (n - 1) * width * SizeOf(shape.dtype),
+                               static_cast<size_t>(width * SizeOf(shape.dtype))))
+          << "n=" << n << " d=" << shape.d << " heads " << shape.q_heads << "/" << shape.kv_heads;
+      EXPECT_EQ(0, std::memcmp(one.lse2.data(), static_cast<const float*>(whole.lse2.data()) + (n - 1) * shape.q_heads,
+                               static_cast<size_t>(shape.q_heads) * 4));
+    });
+  }
+}
+
 // C3-03: a row of a prefill equals the same row decoded later, in any chunk, from packed K and V or
 // from pages of any size in any order, alone or among other runs, on any number of threads.
 TEST_P(AttentionProfile, ChunksPagesAndNeighboursMoveNoBit) {
