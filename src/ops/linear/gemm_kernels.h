@@ -20,6 +20,12 @@ void IeeeStream(const Problem& problem, const float* x_f32, int64_t k, int64_t p
 // dst[i] = f32 of src[i], rounded through the operand dtype first when the matrix says so.
 void ConvertRow(const Matrix& matrix, int64_t row, int64_t begin, int64_t count, float* dst);
 
+// What a bench holds the kernels against: `iterations` times kFmaLoopVectors independent FMAs of full
+// vectors, and a sum of n words that is all reading.
+float FmaLoop(int64_t iterations);
+int64_t FmaLoopProducts(int64_t iterations);  // FMAs on single elements that FmaLoop does
+uint64_t ReadLoop(const uint64_t* data, int64_t n);
+
 // "avx2", "avx512".
 const char* SimdTargetName();
 

@@ -411,6 +411,37 @@ void IeeeStreamImpl(const Problem& p, const float* x, int64_t k, int64_t p0, int
   }
 }
 
+constexpr int kFmaChains = 12;
+
+float FmaLoopImpl(int64_t iterations) {
+  const DF df;
+  VF acc[kFmaChains];
+  const VF a = hn::Set(df, 0.9999999f), b = hn::Set(df, 1e-7f);
+  for (VF& v : acc) v = hn::Iota(df, 1.0f);
+  for (int64_t i = 0; i < iterations; ++i) {
+#pragma GCC unroll 12
+    for (VF& v : acc) v = hn::MulAdd(v, a, b);
+  }
+  VF sum = acc[0];
+  for (int i = 1; i < kFmaChains; ++i) sum = hn::Add(sum, acc[i]);
+  return hn::GetLane(hn::SumOfLanes(df, sum));
+}
+
+int64_t FmaLoopProductsImpl(int64_t iterations) { return iterations * kFmaChains * kL; }
+
+uint64_t ReadLoopImpl(const uint64_t* data, int64_t n) {
+  const hn::ScalableTag<uint64_t> d;
+  constexpr int64_t lanes = static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<uint64_t>()));
+  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  for (int64_t i = 0; i + 4 * lanes <= n; i += 4 * lanes) {
+    s0 = hn::Add(s0, hn::LoadU(d, data + i));
+    s1 = hn::Add(s1, hn::LoadU(d, data + i + lanes));
+    s2 = hn::Add(s2, hn::LoadU(d, data + i + 2 * lanes));
+    s3 = hn::Add(s3, hn::LoadU(d, data + i + 3 * lanes));
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))));
+}
+
 const char* TargetNameImpl() { return kL == 16 ? "avx512" : "avx2"; }
 
 }  // namespace HWY_NAMESPACE
@@ -423,6 +454,9 @@ HWY_EXPORT(IeeeTileImpl);
 HWY_EXPORT(IeeeStreamImpl);
 HWY_EXPORT(ConvertRowImpl);
 HWY_EXPORT(TargetNameImpl);
+HWY_EXPORT(FmaLoopImpl);
+HWY_EXPORT(FmaLoopProductsImpl);
+HWY_EXPORT(ReadLoopImpl);
 
 void IeeeTile(const Problem& problem, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   HWY_DYNAMIC_DISPATCH(IeeeTileImpl)(problem, m0, m1, n0, n1);
@@ -434,6 +468,9 @@ void IeeeStream(const Problem& problem, const float* x_f32, int64_t k, int64_t p
 void ConvertRow(const Matrix& matrix, int64_t row, int64_t begin, int64_t count, float* dst) {
   HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(matrix, row, begin, count, dst);
 }
+float FmaLoop(int64_t iterations) { return HWY_DYNAMIC_DISPATCH(FmaLoopImpl)(iterations); }
+int64_t FmaLoopProducts(int64_t iterations) { return HWY_DYNAMIC_DISPATCH(FmaLoopProductsImpl)(iterations); }
+uint64_t ReadLoop(const uint64_t* data, int64_t n) { return HWY_DYNAMIC_DISPATCH(ReadLoopImpl)(data, n); }
 const char* SimdTargetName() { return HWY_DYNAMIC_DISPATCH(TargetNameImpl)(); }
 }  // namespace tare::ops::gemm
 #endif
