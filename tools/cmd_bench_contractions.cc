@@ -77,7 +77,8 @@ void Print(const Options& o, Json& out, const Row& row) {
 }
 
 void BenchLinear(const Options& o, ThreadPool& pool, double bandwidth, double peak, Sgemm sgemm, Json& out) {
-  for (auto [n, k] : {std::pair<int64_t, int64_t>{960, 576}, {3072, 576}, {576, 1536}, {4096, 1024}, {1024, 3072}}) {
+  for (const auto& shape : {std::pair<int64_t, int64_t>{960, 576}, {3072, 576}, {576, 1536}, {4096, 1024}, {1024, 3072}}) {
+    const int64_t n = shape.first, k = shape.second;
     std::vector<uint16_t> w(static_cast<size_t>(n * k));
     uint32_t state = 1;
     for (auto& v : w) {

@@ -122,7 +122,9 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionProfile, testing::Values(Profile::kIeeeF3
 
 TEST_P(AttentionProfile, ForwardBitsAreThePlainDefinition) {
   ThreadPool pool(2);
-  for (auto [shape, n] : Cases(GetParam() == Profile::kSm90Mma)) {
+  for (const auto& c : Cases(GetParam() == Profile::kSm90Mma)) {
+    const Shape shape = c.first;
+    const int64_t n = c.second;
     if (n > 330 && GetParam() == Profile::kSm90Mma) continue;  // the plain loops are slow
     Sequence seq(shape, n, 31);
     const Output plain = RunPacked(shape, seq, 0, pool, GetParam(), How::kPlain);
@@ -143,7 +145,9 @@ TEST(Attention, DecodeKernelHasTheBitsOfThePrefill) {
     cases.push_back({{.q_heads = group, .kv_heads = 1, .d = 80, .dtype = DType::kF32}, 90});
   }
   cases.push_back({{.q_heads = 3, .kv_heads = 1, .d = 256, .tile = 128}, 530});
-  for (auto [shape, n] : cases) {
+  for (const auto& c : cases) {
+    const Shape shape = c.first;
+    const int64_t n = c.second;
     Sequence seq(shape, n, 71);
     const Output whole = RunPacked(shape, seq, 0, pool, Profile::kIeeeF32);
     const int64_t width = shape.q_heads * shape.d;
@@ -324,7 +328,9 @@ Gradients RunBackward(const Shape& s, Sequence& seq, Output& saved, Buffer& dout
 
 TEST_P(AttentionProfile, BackwardBitsAreThePlainDefinition) {
   ThreadPool pool(2), other(5);
-  for (auto [shape, n] : Cases(true)) {
+  for (const auto& c : Cases(true)) {
+    const Shape shape = c.first;
+    const int64_t n = c.second;
     if (n > (GetParam() == Profile::kSm90Mma ? 150 : 300)) continue;
     Sequence seq(shape, n, 17);
     Buffer dout(shape.dtype, seq.q.count());
@@ -344,7 +350,9 @@ TEST_P(AttentionProfile, BackwardBitsAreThePlainDefinition) {
 // error is the largest magnitude of the tensor.
 TEST_P(AttentionProfile, ForwardAndGradientsMatchFloat64) {
   ThreadPool pool(2);
-  for (auto [shape, n] : Cases(true)) {
+  for (const auto& c : Cases(true)) {
+    const Shape shape = c.first;
+    const int64_t n = c.second;
     if (n > 210 && GetParam() == Profile::kSm90Mma) continue;
     if (n > 300) continue;
     Sequence seq(shape, n, 3);
