@@ -194,6 +194,8 @@ std::string ReasonCell(const Unit& u) {
   return out;
 }
 
+int64_t TokenIndex(const TokenPlace& t) { return t.index >= 0 ? t.index : t.position; }
+
 const Mismatch& Shown(const Unit& u) {
   return u.counts.first.index >= 0 ? u.counts.first : u.counts.first_non_finite;
 }
@@ -273,11 +275,11 @@ std::string Table(const Report& report, const TableOptions& options) {
     out += "\n";
   }
   if (!report.divergences.empty()) {
-    out += fmt::format("{} of {} sequences hold the same tokens; first differing token (sequence, position):",
+    out += fmt::format("{} of {} sequences hold the same tokens; first differing token (sequence, token):",
                        report.same_sequences, std::max(report.sequences_a, report.sequences_b));
     const size_t n = std::min<size_t>(report.divergences.size(), 12);
     for (size_t i = 0; i < n; ++i) {
-      out += fmt::format(" ({}, {})", Printable(report.divergences[i].sequence), report.divergences[i].position);
+      out += fmt::format(" ({}, {})", Printable(report.divergences[i].sequence), TokenIndex(report.divergences[i]));
     }
     out += n < report.divergences.size() ? " ...\n" : "\n";
   }
@@ -287,7 +289,7 @@ std::string Table(const Report& report, const TableOptions& options) {
     out += fmt::format("unpaired tokens: {} on A, {} on B; first:", on_a, report.unpaired.size() - on_a);
     for (size_t i = 0; i < std::min<size_t>(report.unpaired.size(), 6); ++i) {
       const TokenPlace& t = report.unpaired[i];
-      out += fmt::format(" {}:({}, {})", t.on_a ? "A" : "B", Printable(t.sequence), t.position);
+      out += fmt::format(" {}:({}, {})", t.on_a ? "A" : "B", Printable(t.sequence), TokenIndex(t));
     }
     out += report.unpaired.size() > 6 ? " ...\n" : "\n";
   }

@@ -55,7 +55,8 @@ struct Unit {
 // A token without a partner, or a place where two token sequences part.
 struct TokenPlace {
   std::string sequence;
-  int64_t position = -1;
+  int64_t position = -1;       // absolute
+  int64_t index = -1;          // among the scored tokens of its sequence; -1 where there is no such cut
   std::string weights;
   bool on_a = false;           // which side has it
   int32_t token = 0;

@@ -81,7 +81,7 @@ Json UnitJson(const Unit& u, const std::vector<Tier>& tiers) {
 }
 
 Json PlaceJson(const TokenPlace& t) {
-  return {{"side", t.on_a ? "a" : "b"}, {"sequence", t.sequence}, {"position", t.position},
+  return {{"side", t.on_a ? "a" : "b"}, {"sequence", t.sequence}, {"position", t.position}, {"index", t.index},
           {"token", t.token},           {"weights", t.weights}};
 }
 

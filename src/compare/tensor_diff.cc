@@ -26,17 +26,33 @@ bool AnyMatches(const std::vector<std::string>& patterns, const std::string& nam
 
 class SafetensorsSource : public TensorSource {
  public:
-  explicit SafetensorsSource(SafetensorsFile file) : file_(std::move(file)) {
+  SafetensorsSource(SafetensorsFile file, const std::vector<std::string>& order) : file_(std::move(file)) {
+    std::vector<bool> taken(file_.entries().size(), false);
+    const auto take = [&](size_t i) {
+      const SafetensorsEntry& e = file_.entries()[i];
+      taken[i] = true;
+      index_.push_back(static_cast<uint32_t>(i));
+      entries_.push_back({e.name, e.dtype, e.shape});
+    };
     entries_.reserve(file_.entries().size());
-    for (const SafetensorsEntry& e : file_.entries()) entries_.push_back({e.name, e.dtype, e.shape});
+    for (const std::string& name : order) {
+      const SafetensorsEntry* e = file_.Find(name);
+      if (e != nullptr && !taken[static_cast<size_t>(e - file_.entries().data())]) {
+        take(static_cast<size_t>(e - file_.entries().data()));
+      }
+    }
+    for (size_t i = 0; i < taken.size(); ++i) {
+      if (!taken[i]) take(i);
+    }
   }
   const std::vector<Entry>& entries() const override { return entries_; }
-  Result<Tensor> Load(size_t i) const override { return file_.View(file_.entries().at(i)); }
+  Result<Tensor> Load(size_t i) const override { return file_.View(file_.entries()[index_.at(i)]); }
   std::string name() const override { return file_.where(); }
 
  private:
   SafetensorsFile file_;
   std::vector<Entry> entries_;
+  std::vector<uint32_t> index_;  // into file_.entries()
 };
 
 // A name that the source holds twice, or "". The later one would hide the earlier.
@@ -82,9 +98,8 @@ MemorySource::MemorySource(std::string name, std::vector<std::pair<std::string, 
   for (const auto& [n, t] : tensors_) entries_.push_back({n, t.dtype(), t.shape()});
 }
 
-Result<std::unique_ptr<TensorSource>> OpenSafetensorsSource(Env* env, const std::string& path) {
-  TARE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(env, path));
-  return std::unique_ptr<TensorSource>(std::make_unique<SafetensorsSource>(std::move(file)));
+std::unique_ptr<TensorSource> MakeSafetensorsSource(SafetensorsFile file, const std::vector<std::string>& order) {
+  return std::make_unique<SafetensorsSource>(std::move(file), order);
 }
 
 std::vector<int64_t> Coordinate(const Shape& shape, int64_t index) {

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "compare/report.h"
+#include "tensor/safetensors.h"
 #include "tensor/tensor.h"
 
 namespace tare::compare {
@@ -62,8 +63,9 @@ class MemorySource : public TensorSource {
   std::vector<Entry> entries_;
 };
 
-// A .safetensors file.
-Result<std::unique_ptr<TensorSource>> OpenSafetensorsSource(Env* env, const std::string& path);
+// An open .safetensors file. Names in `order` come first, in that order, then the rest as they lie.
+std::unique_ptr<TensorSource> MakeSafetensorsSource(SafetensorsFile file,
+                                                    const std::vector<std::string>& order = {});
 
 // The report is `refused` for a name that one side holds twice, or a mask that is absent, malformed,
 // or fits no tensor. An error only when a tensor cannot be read or the options are wrong.

@@ -109,7 +109,6 @@ class DumpWriter : public Tap {
   int64_t records_ = 0;
   int64_t shards_ = 0;
   int64_t records_bytes_ = 0;
-  int64_t frame_rows_ = 0;
   bool in_frame_ = false;
   bool finished_ = false;
   std::vector<std::string> frame_names_;

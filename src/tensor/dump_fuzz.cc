@@ -20,10 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const tare::Result<int64_t> elements = tare::ElementCount(r.shape);
     if (!elements.ok() || r.frame >= static_cast<int64_t>(index.frames().size())) std::abort();
     if (r.shard >= 0 && r.offset % tare::SizeOf(r.dtype) != 0) std::abort();
-    for (const tare::TapRun& run : index.frames()[static_cast<size_t>(r.frame)].frame.runs) {
-      if (r.point.per_row && run.row + static_cast<int64_t>(run.tokens.size()) > r.shape.at(0))
-        std::abort();
-    }
+    if (r.point.per_row && r.shape.empty()) std::abort();
   }
   index.CutAt(index.lines() / 2);
   for (const tare::DumpRecord& r : index.records()) {

@@ -263,9 +263,9 @@ TEST_F(DumpTest, MisuseOfTheTapIsKeptAsError) {
   EXPECT_NE(run("m3",
                 [](DumpWriter& w) {
                   w.BeginFrame({.runs = {{.tokens = {1, 2, 3}}}});
-                  w.Emit({.name = "x"}, Values(DType::kF32, {2}, 0));
+                  w.Emit({.name = "x"}, Values(DType::kF32, {}, 0));
                 })
-                .find("runs reach row 3"),
+                .find("is a scalar"),
             std::string::npos);
   EXPECT_NE(run("m4", [](DumpWriter& w) { w.BeginFrame({}); }).find("inside a frame"),
             std::string::npos);
@@ -309,8 +309,7 @@ TEST(DumpIndex, HostileLinesGetTheirOwnError) {
            {swap(tensor, "f32", "f31"), "dtype 'f31'"},
            {swap(tensor, "[2,2]", "[2,-2]"), "other than sizes"},
            {swap(tensor, "[2,2]", "[9007199254740992,9007199254740992]"), "too large"},
-           {swap(tensor, "[2,2]", "[1,2]"), "runs reach row 2"},
-           {swap(tensor, "[2,2]", "[]"), "runs reach row 2"},
+           {swap(tensor, "[2,2]", "[]"), "is a scalar"},
            {swap(tensor, "\"non_finite\":0", "\"non_finite\":5"), "allowed is 0 to 4"},
            {swap(tensor, "\"offset\":64", "\"offset\":66"), "not aligned"},
            {swap(tensor, "\"offset\":64", "\"offset\":9007199254740992"), "'offset'"},

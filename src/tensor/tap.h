@@ -98,7 +98,8 @@ class Tap {
  public:
   virtual ~Tap() = default;
   virtual void BeginFrame(const TapFrame& frame) = 0;
-  // REQUIRES: inside a frame. Shape [rows, ...] when point.per_row.
+  // REQUIRES: inside a frame. Shape [rows, ...] when point.per_row. Fewer rows than the runs name is a
+  // finding of the comparison (length-contract), so that a recorder can show what a system returned.
   virtual void Emit(const TapPoint& point, const Tensor& value) = 0;
   virtual void EndFrame() = 0;
 };
