@@ -39,7 +39,9 @@ bool ParseNumber(std::string_view text, double* value) {
 // NAME:ulp=2 or NAME:abs=1e-3,rel=1e-2.
 Result<compare::Tier> ParseTier(const std::string& text) {
   const auto wrong = [&] {
-    return InvalidArgument("--tier {}: expected NAME:BOUND[,BOUND], a bound being ulp=N, abs=X or rel=X", Printable(text));
+    return InvalidArgument(
+        "--tier {}: expected NAME:BOUND[,BOUND], a bound being ulp=N, abs=X or rel=X",
+        Printable(text));
   };
   const size_t colon = text.find(':');
   if (colon == 0 || colon == std::string::npos) return wrong();
@@ -52,7 +54,8 @@ Result<compare::Tier> ParseTier(const std::string& text) {
     rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
     const size_t equals = bound.find('=');
     double value = 0;
-    if (equals == std::string_view::npos || !ParseNumber(bound.substr(equals + 1), &value)) return wrong();
+    if (equals == std::string_view::npos || !ParseNumber(bound.substr(equals + 1), &value))
+      return wrong();
     const std::string_view key = bound.substr(0, equals);
     if (key == "ulp" && value == static_cast<double>(static_cast<uint64_t>(value))) {
       tier.max_ulp = static_cast<uint64_t>(value);
@@ -92,11 +95,14 @@ int Run(const Options& options) {
   Result<compare::Report> report = compare::DiffInputs(*a, *b, diff);
   if (!report.ok()) return ReportError(report.status());
   if (options.json) {
-    compare::WriteJson(*report, [](std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); });
+    compare::WriteJson(
+        *report, [](std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); });
   } else {
-    std::fputs(compare::Table(*report, {.top = options.top, .equal_rows = options.all}).c_str(), stdout);
+    std::fputs(compare::Table(*report, {.top = options.top, .equal_rows = options.all}).c_str(),
+               stdout);
   }
-  if (!report->reason.empty()) fmt::print(stderr, "tare: {} {}\n", VerdictName(report->verdict), report->reason);
+  if (!report->reason.empty())
+    fmt::print(stderr, "tare: {} {}\n", VerdictName(report->verdict), report->reason);
   return ExitCode(report->verdict);
 }
 
@@ -104,22 +110,33 @@ int Run(const Options& options) {
 }  // namespace tare
 
 TARE_COMMAND(diff, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("diff", "compare two sets of tensors, dumps or logprobs bit by bit");
+  CLI::App* app =
+      root.add_subcommand("diff", "compare two sets of tensors, dumps or logprobs bit by bit");
   auto o = std::make_shared<tare::Options>();
-  app->add_option("a", o->a, "dump, .safetensors, Hugging Face directory, .gguf, or .jsonl of logprobs")->required();
+  app->add_option("a", o->a,
+                  "dump, .safetensors, Hugging Face directory, .gguf, or .jsonl of logprobs")
+      ->required();
   app->add_option("b", o->b, "the other side, of the same kind")->required();
-  app->add_option("--only", o->only, "shell pattern of names to compare (repeatable); becomes scope");
-  app->add_option("--ignore", o->ignore, "shell pattern of names to leave out (repeatable); becomes scope");
+  app->add_option("--only", o->only,
+                  "shell pattern of names to compare (repeatable); becomes scope");
+  app->add_option("--ignore", o->ignore,
+                  "shell pattern of names to leave out (repeatable); becomes scope");
   app->add_option("--mask", o->mask, "name of a tensor of 0 and 1 on both sides: what counts");
-  app->add_option("--tier", o->tiers, "NAME:ulp=N or NAME:abs=X,rel=X: counted beside the verdict (repeatable)");
-  app->add_option("--top", o->top, "rows of the table, worst first; 0 shows all")->check(CLI::NonNegativeNumber);
-  app->add_option("--threads", o->threads, "0: all CPUs of the affinity mask")->check(CLI::NonNegativeNumber);
+  app->add_option("--tier", o->tiers,
+                  "NAME:ulp=N or NAME:abs=X,rel=X: counted beside the verdict (repeatable)");
+  app->add_option("--top", o->top, "rows of the table, worst first; 0 shows all")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--threads", o->threads, "0: all CPUs of the affinity mask")
+      ->check(CLI::NonNegativeNumber);
   app->add_flag("--all", o->all, "show equal tensors, too");
   app->add_flag("--digests", o->digests, "compute the digest of every tensor in the same pass");
   app->add_flag("--upcast", o->upcast, "diagnose differing dtypes: the narrower converted exactly");
-  app->add_flag("--round", o->round, "diagnose differing dtypes: the wider rounded to the narrower");
-  app->add_flag("--paired-only", o->paired_only, "tokens without a partner become scope instead of a failure");
-  app->add_flag("--verify", o->verify, "dumps: check every payload against its digest, and compare payloads");
+  app->add_flag("--round", o->round,
+                "diagnose differing dtypes: the wider rounded to the narrower");
+  app->add_flag("--paired-only", o->paired_only,
+                "tokens without a partner become scope instead of a failure");
+  app->add_flag("--verify", o->verify,
+                "dumps: check every payload against its digest, and compare payloads");
   app->add_flag("--json", o->json, "the complete result for machines");
   app->callback([o] { tare::SetExit(tare::Run(*o)); });
 });

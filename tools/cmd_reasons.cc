@@ -45,7 +45,8 @@ int Run(const Options& options) {
 }  // namespace tare
 
 TARE_COMMAND(reasons, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("reasons", "why a verdict is not a pass, and what to do next");
+  CLI::App* app =
+      root.add_subcommand("reasons", "why a verdict is not a pass, and what to do next");
   auto options = std::make_shared<tare::Options>();
   app->add_option("code", options->code, "one code");
   app->add_flag("--markdown", options->markdown, "as the page docs/reasons.md");

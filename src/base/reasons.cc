@@ -12,14 +12,16 @@ namespace {
 const std::vector<Reason>& Table() {
   static const std::vector<Reason> table = [] {
     std::vector<Reason> reasons = {
-#define TARE_REASON(constant, code, verdict, sentence, next) {code, Verdict::verdict, sentence, next},
+#define TARE_REASON(constant, code, verdict, sentence, next) \
+  {code, Verdict::verdict, sentence, next},
 #include "base/reasons.inc"
 #undef TARE_REASON
     };
     std::sort(reasons.begin(), reasons.end(),
               [](const Reason& a, const Reason& b) { return a.code < b.code; });
     for (size_t i = 1; i < reasons.size(); ++i) {
-      TARE_CHECK(reasons[i - 1].code != reasons[i].code) << "reason " << reasons[i].code << " twice";
+      TARE_CHECK(reasons[i - 1].code != reasons[i].code)
+          << "reason " << reasons[i].code << " twice";
     }
     return reasons;
   }();

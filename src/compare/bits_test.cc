@@ -12,8 +12,9 @@
 namespace tare::compare {
 namespace {
 
-constexpr DType kAll[] = {DType::kF64, DType::kF32, DType::kF16,  DType::kBF16, DType::kE4M3, DType::kE5M2,
-                          DType::kI64, DType::kI32, DType::kI16, DType::kI8,   DType::kU8,   DType::kBool};
+constexpr DType kAll[] = {DType::kF64,  DType::kF32,  DType::kF16, DType::kBF16,
+                          DType::kE4M3, DType::kE5M2, DType::kI64, DType::kI32,
+                          DType::kI16,  DType::kI8,   DType::kU8,  DType::kBool};
 
 std::vector<float> Floats(int64_t n, uint32_t seed) {
   std::mt19937 random(seed);
@@ -31,7 +32,8 @@ TEST(Bits, EqualFiniteRunsPassWithTheirCount) {
   EXPECT_EQ(c.first.index, -1);
 }
 
-// Planted fault: one flipped bit, anywhere, in any dtype, at any block border, is found at its place.
+// Planted fault: one flipped bit, anywhere, in any dtype, at any block border, is found at its
+// place.
 TEST(Bits, OneFlippedBitIsFoundWhereItIs) {
   std::mt19937 random(7);
   for (const DType dtype : kAll) {
@@ -71,12 +73,16 @@ TEST(Bits, ZerosOfBothSignsAreAMismatchOfTheirOwnKind) {
   EXPECT_EQ(c.max_ulp_index, 0);
 }
 
-// H05: valid [1,1,1,1,0]; the same NaN and -inf on both sides do not pass, the masked -100 does not count.
+// H05: valid [1,1,1,1,0]; the same NaN and -inf on both sides do not pass, the masked -100 does not
+// count.
 TEST(Bits, H05NonFiniteOnValidElementsIsCountedEvenWhenBitsAgree) {
-  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  const std::vector<float> rollout = {-0.5f, nan, -inf, -1, -100}, trainer = {-0.5f, nan, -inf, -1, -1};
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> rollout = {-0.5f, nan, -inf, -1, -100},
+                           trainer = {-0.5f, nan, -inf, -1, -1};
   const std::vector<uint8_t> valid = {1, 1, 1, 1, 0};
-  const BitCounts c = CompareRange(DType::kF32, rollout.data(), trainer.data(), 0, 5, {valid.data(), 1});
+  const BitCounts c =
+      CompareRange(DType::kF32, rollout.data(), trainer.data(), 0, 5, {valid.data(), 1});
   EXPECT_EQ(c.compared, 4);
   EXPECT_EQ(c.masked, 1);
   EXPECT_EQ(c.non_finite, 2);
@@ -87,10 +93,12 @@ TEST(Bits, H05NonFiniteOnValidElementsIsCountedEvenWhenBitsAgree) {
 }
 
 TEST(Bits, OneNonFiniteValueInALongRunIsFound) {
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kE4M3, DType::kE5M2}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kE4M3, DType::kE5M2}) {
     for (const int64_t at : {int64_t{0}, int64_t{4097}, int64_t{20000}}) {
       std::vector<uint8_t> a(20001 * SizeOf(dtype), 0x11);
-      for (int64_t k = 0; k < SizeOf(dtype); ++k) a[at * SizeOf(dtype) + k] = 0xff;  // a NaN in each
+      for (int64_t k = 0; k < SizeOf(dtype); ++k)
+        a[at * SizeOf(dtype) + k] = 0xff;  // a NaN in each
       const BitCounts c = CompareRange(dtype, a.data(), a.data(), 0, 20001);
       EXPECT_EQ(c.non_finite, 1) << DTypeName(dtype);
       EXPECT_EQ(c.first_non_finite.index, at);
@@ -104,7 +112,8 @@ TEST(Bits, MaskedRowsSpreadOverTheirElements) {
   std::vector<uint8_t> mask(rows);
   for (int64_t r = 0; r < rows; ++r) mask[r] = r % 3 != 0;
   for (int64_t r = 0; r < rows; r += 3) b[r * width + 7] += 1;  // differences only where masked
-  BitCounts whole = CompareRange(DType::kF32, a.data(), b.data(), 0, rows * width, {mask.data(), width});
+  BitCounts whole =
+      CompareRange(DType::kF32, a.data(), b.data(), 0, rows * width, {mask.data(), width});
   EXPECT_EQ(whole.mismatches, 0);
   EXPECT_EQ(whole.masked, 13 * width);
   EXPECT_EQ(whole.compared, 24 * width);
@@ -112,7 +121,8 @@ TEST(Bits, MaskedRowsSpreadOverTheirElements) {
   // Any cut into ranges gives the same counts.
   for (const int64_t cut : {int64_t{1}, width * 4 + 3, width * 4 + 4, int64_t{1000}}) {
     BitCounts parts = CompareRange(DType::kF32, a.data(), b.data(), 0, cut, {mask.data(), width});
-    parts.Merge(CompareRange(DType::kF32, a.data(), b.data(), cut, rows * width, {mask.data(), width}));
+    parts.Merge(
+        CompareRange(DType::kF32, a.data(), b.data(), cut, rows * width, {mask.data(), width}));
     EXPECT_EQ(parts.mismatches, 1);
     EXPECT_EQ(parts.first.index, 4 * width + 3);
     EXPECT_EQ(parts.compared, 24 * width);
@@ -125,7 +135,8 @@ TEST(Bits, UlpDistanceCountsRepresentableValues) {
   EXPECT_EQ(UlpDistance(DType::kF32, f32(1.0f), f32(std::nextafter(1.0f, 2.0f))), 1u);
   EXPECT_EQ(UlpDistance(DType::kF32, f32(-0.0f), f32(0.0f)), 0u);
   EXPECT_EQ(UlpDistance(DType::kF32, f32(std::numeric_limits<float>::denorm_min()),
-                        f32(-std::numeric_limits<float>::denorm_min())), 2u);
+                        f32(-std::numeric_limits<float>::denorm_min())),
+            2u);
   EXPECT_EQ(UlpDistance(DType::kF32, 0x7f7fffff, 0xff7fffff), 2u * 0x7f7fffff);
   EXPECT_EQ(UlpDistance(DType::kF32, 0x7f800000, 0), std::nullopt);
   EXPECT_EQ(UlpDistance(DType::kBF16, 0x3f80, 0x3f82), 2u);
@@ -151,7 +162,8 @@ TEST(Bits, EverySmallPatternHasItsValue) {
     EXPECT_EQ(IsFinite(DType::kBF16, w), std::isfinite(bf16));
     const int e = (w >> 10) & 31, m = w & 1023;
     const double sign = w & 0x8000 ? -1 : 1;
-    const double f16 = e == 0 ? sign * m * std::pow(2.0, -24) : sign * (1024 + m) * std::pow(2.0, e - 25);
+    const double f16 =
+        e == 0 ? sign * m * std::pow(2.0, -24) : sign * (1024 + m) * std::pow(2.0, e - 25);
     if (e < 31) {
       EXPECT_EQ(WordToDouble(DType::kF16, w), f16) << w;
     }

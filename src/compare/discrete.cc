@@ -34,10 +34,14 @@ Result<std::vector<int64_t>> Ranking(DType dtype, const void* scores, int64_t n)
 
 std::string_view ChoiceName(Choice choice) {
   switch (choice) {
-    case Choice::kEqual: return "equal";
-    case Choice::kOrder: return "order";
-    case Choice::kSet: return "set";
-    case Choice::kDuplicate: return "duplicate";
+    case Choice::kEqual:
+      return "equal";
+    case Choice::kOrder:
+      return "order";
+    case Choice::kSet:
+      return "set";
+    case Choice::kDuplicate:
+      return "duplicate";
   }
   return "";
 }
@@ -76,7 +80,8 @@ std::vector<int64_t> IntegerRow(const Tensor& tensor, int64_t row) {
     const uint64_t word = LoadWord(tensor.dtype(), tensor.data(), row * width + i);
     const int shift = 64 - 8 * static_cast<int>(SizeOf(tensor.dtype()));
     const bool is_signed = tensor.dtype() != DType::kU8 && tensor.dtype() != DType::kBool;
-    out[static_cast<size_t>(i)] = is_signed ? static_cast<int64_t>(word << shift) >> shift : static_cast<int64_t>(word);
+    out[static_cast<size_t>(i)] =
+        is_signed ? static_cast<int64_t>(word << shift) >> shift : static_cast<int64_t>(word);
   }
   return out;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Discrete decisions: router sets, top-k ids, kept sets. Compared in their order, never sorted first:
-// order decides later sums. The contract is value down, index up, distinct; -1 pads.
+// Discrete decisions: router sets, top-k ids, kept sets. Compared in their order, never sorted
+// first: order decides later sums. The contract is value down, index up, distinct; -1 pads.
 
 #include <cstdint>
 #include <optional>
@@ -24,8 +24,8 @@ std::string_view ChoiceName(Choice choice);  // "equal", "order", "set", "duplic
 // Padding (-1) is compared in place and is no duplicate.
 Choice CompareChoice(std::span<const int64_t> a, std::span<const int64_t> b);
 
-// The k chosen by the contract. +0 and -0 tie; -inf is a legal score. kInvalidArgument for a NaN score
-// (it names the index) or k above the number of scores.
+// The k chosen by the contract. +0 and -0 tie; -inf is a legal score. kInvalidArgument for a NaN
+// score (it names the index) or k above the number of scores.
 Result<std::vector<int64_t>> TopKByContract(DType dtype, const void* scores, int64_t n, int64_t k);
 
 // Score of the last chosen minus score of the first not chosen, by the contract: 0 is a tie at the

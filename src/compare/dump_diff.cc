@@ -62,10 +62,10 @@ class Differ {
  private:
   Status DiffRows(const std::string& name);
   Status DiffWholes(const std::string& name);
-  Status AddRange(const RowRange& range, const RowPairing& pairing, const DumpRecord& ra, const DumpRecord& rb,
-                  Unit* unit);
-  Status AddDiscrete(const RowRange& range, int64_t rows, const DumpRecord& ra, const Tensor& ta, const Tensor& tb,
-                     Unit* unit);
+  Status AddRange(const RowRange& range, const RowPairing& pairing, const DumpRecord& ra,
+                  const DumpRecord& rb, Unit* unit);
+  Status AddDiscrete(const RowRange& range, int64_t rows, const DumpRecord& ra, const Tensor& ta,
+                     const Tensor& tb, Unit* unit);
   Result<std::shared_ptr<const std::vector<uint8_t>>> MaskOf(const RowRange& range, int64_t rows,
                                                              const std::string& name);
   // Null when the mask record is absent.
@@ -91,25 +91,29 @@ const RowPairing& Differ::Pairing(const Named& na, const Named& nb) {
   const auto key = std::make_pair(na.frames, nb.frames);
   const auto at = pairings_.find(key);
   if (at != pairings_.end()) return at->second;
-  const RowPairing& p = pairings_.emplace(key, PairRows(*a_.dump, na.frames, *b_.dump, nb.frames)).first->second;
+  const RowPairing& p =
+      pairings_.emplace(key, PairRows(*a_.dump, na.frames, *b_.dump, nb.frames)).first->second;
   int64_t rows = 0;
   for (const RowRange& r : p.ranges) rows += r.rows;
   report_.paired_tokens = std::max(report_.paired_tokens, rows);
   report_.tokens_a = std::max(report_.tokens_a, p.tokens_a);
   report_.tokens_b = std::max(report_.tokens_b, p.tokens_b);
   for (const TokenPlace& t : p.unpaired) {
-    if (unpaired_.emplace(t.on_a, t.weights, t.sequence, t.position).second) report_.unpaired.push_back(t);
+    if (unpaired_.emplace(t.on_a, t.weights, t.sequence, t.position).second)
+      report_.unpaired.push_back(t);
   }
   return p;
 }
 
-Result<const std::vector<uint8_t>*> Differ::SideMask(Side* side, int64_t frame, const std::string& name) {
+Result<const std::vector<uint8_t>*> Differ::SideMask(Side* side, int64_t frame,
+                                                     const std::string& name) {
   const auto key = std::make_pair(frame, name);
   const auto cached = side->masks.find(key);
   if (cached != side->masks.end()) return &cached->second;
   const auto named = side->rows.find(name);
-  const auto record = named == side->rows.end() ? std::unordered_map<int64_t, const DumpRecord*>::const_iterator()
-                                                : named->second.at.find(frame);
+  const auto record = named == side->rows.end()
+                          ? std::unordered_map<int64_t, const DumpRecord*>::const_iterator()
+                          : named->second.at.find(frame);
   if (named == side->rows.end() || record == named->second.at.end() || record->second->shard < 0) {
     return static_cast<const std::vector<uint8_t>*>(nullptr);
   }
@@ -118,7 +122,8 @@ Result<const std::vector<uint8_t>*> Differ::SideMask(Side* side, int64_t frame, 
   return &side->masks.emplace(key, std::move(bytes)).first->second;
 }
 
-Result<std::shared_ptr<const std::vector<uint8_t>>> Differ::MaskOf(const RowRange& range, int64_t rows,
+Result<std::shared_ptr<const std::vector<uint8_t>>> Differ::MaskOf(const RowRange& range,
+                                                                   int64_t rows,
                                                                    const std::string& name) {
   std::shared_ptr<std::vector<uint8_t>> out;
   if (name.empty()) return std::shared_ptr<const std::vector<uint8_t>>(out);
@@ -133,19 +138,20 @@ Result<std::shared_ptr<const std::vector<uint8_t>>> Differ::MaskOf(const RowRang
     }
     if (*mask == nullptr) {
       Refuse(&report_, reason::kMaskMissing,
-             fmt::format("{} is not in frame {} of {}, or was kept without payload", Printable(name), frame,
-                         first ? report_.a : report_.b));
+             fmt::format("{} is not in frame {} of {}, or was kept without payload",
+                         Printable(name), frame, first ? report_.a : report_.b));
       refused_ = true;
       return std::shared_ptr<const std::vector<uint8_t>>();
     }
     if (row + rows > static_cast<int64_t>((*mask)->size())) {
       Refuse(&report_, reason::kMaskMalformed,
-             fmt::format("{} holds {} rows in frame {} of {}, expected one value for each row", Printable(name),
-                         (*mask)->size(), frame, first ? report_.a : report_.b));
+             fmt::format("{} holds {} rows in frame {} of {}, expected one value for each row",
+                         Printable(name), (*mask)->size(), frame, first ? report_.a : report_.b));
       refused_ = true;
       return std::shared_ptr<const std::vector<uint8_t>>();
     }
-    if (out == nullptr) out = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(rows), uint8_t{1});
+    if (out == nullptr)
+      out = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(rows), uint8_t{1});
     for (int64_t i = 0; i < rows; ++i) {
       (*out)[static_cast<size_t>(i)] &= (**mask)[static_cast<size_t>(row + i)];
     }
@@ -153,32 +159,38 @@ Result<std::shared_ptr<const std::vector<uint8_t>>> Differ::MaskOf(const RowRang
   return std::shared_ptr<const std::vector<uint8_t>>(out);
 }
 
-Status Differ::AddDiscrete(const RowRange& range, int64_t rows, const DumpRecord& ra, const Tensor& ta,
-                           const Tensor& tb, Unit* unit) {
+Status Differ::AddDiscrete(const RowRange& range, int64_t rows, const DumpRecord& ra,
+                           const Tensor& ta, const Tensor& tb, Unit* unit) {
   for (int64_t i = 0; i < rows; ++i) {
-    const std::vector<int64_t> x = IntegerRow(ta, range.row_a + i), y = IntegerRow(tb, range.row_b + i);
+    const std::vector<int64_t> x = IntegerRow(ta, range.row_a + i),
+                               y = IntegerRow(tb, range.row_b + i);
     const Choice choice = CompareChoice(x, y);
     unit->set_differs += choice == Choice::kSet;
     unit->order_differs += choice == Choice::kOrder;
     unit->duplicates += choice == Choice::kDuplicate;
     if (choice == Choice::kEqual || !unit->note.empty()) continue;
-    unit->note = fmt::format("layer {}, sequence {} position {}: A chose [{}], B chose [{}] ({})", ra.point.layer,
-                             Printable(range.sequence), range.position + i, fmt::join(x, ", "), fmt::join(y, ", "),
-                             ChoiceName(choice));
+    unit->note = fmt::format("layer {}, sequence {} position {}: A chose [{}], B chose [{}] ({})",
+                             ra.point.layer, Printable(range.sequence), range.position + i,
+                             fmt::join(x, ", "), fmt::join(y, ", "), ChoiceName(choice));
     // The scores are an input of the decision: they say how near the cutoff was.
     for (const std::string& input : ra.point.inputs) {
       const auto named = a_.rows.find(input);
       if (named == a_.rows.end()) continue;
       const auto at = named->second.at.find(range.frame_a);
-      if (at == named->second.at.end() || at->second->shard < 0 || !IsFloat(at->second->dtype)) continue;
+      if (at == named->second.at.end() || at->second->shard < 0 || !IsFloat(at->second->dtype))
+        continue;
       TARE_ASSIGN_OR_RETURN(const Tensor scores, a_.dump->Payload(*at->second));
       if (range.row_a + i >= scores.dim(0)) continue;
       const int64_t n = scores.elements() / scores.dim(0);
-      const char* row = static_cast<const char*>(scores.data()) + (range.row_a + i) * n * SizeOf(scores.dtype());
-      if (const auto margin = CutoffMargin(scores.dtype(), row, n, static_cast<int64_t>(x.size()))) {
-        unit->note += fmt::format(", margin at the cutoff {:g}{}", *margin, *margin == 0 ? " (tie)" : "");
+      const char* row =
+          static_cast<const char*>(scores.data()) + (range.row_a + i) * n * SizeOf(scores.dtype());
+      if (const auto margin =
+              CutoffMargin(scores.dtype(), row, n, static_cast<int64_t>(x.size()))) {
+        unit->note +=
+            fmt::format(", margin at the cutoff {:g}{}", *margin, *margin == 0 ? " (tie)" : "");
       }
-      const Result<std::vector<int64_t>> want = TopKByContract(scores.dtype(), row, n, static_cast<int64_t>(x.size()));
+      const Result<std::vector<int64_t>> want =
+          TopKByContract(scores.dtype(), row, n, static_cast<int64_t>(x.size()));
       if (want.ok()) unit->note += fmt::format("; by contract [{}]", fmt::join(*want, ", "));
       break;
     }
@@ -186,27 +198,28 @@ Status Differ::AddDiscrete(const RowRange& range, int64_t rows, const DumpRecord
   return Ok();
 }
 
-Status Differ::AddRange(const RowRange& range, const RowPairing& pairing, const DumpRecord& ra, const DumpRecord& rb,
-                        Unit* unit) {
+Status Differ::AddRange(const RowRange& range, const RowPairing& pairing, const DumpRecord& ra,
+                        const DumpRecord& rb, Unit* unit) {
   int64_t rows = range.rows;
   for (const bool first : {true, false}) {
     const int64_t have = (first ? ra : rb).shape[0] - (first ? range.row_a : range.row_b);
     if (have < rows && unit->reason.empty()) {
       unit->verdict = Verdict::kFail;
       unit->reason = reason::kLengthContract;
-      unit->note = fmt::format("{} has {} rows in frame {} of {}: no row for sequence {} position {}", unit->name,
-                               (first ? ra : rb).shape[0], first ? ra.frame : rb.frame, first ? "A" : "B",
-                               Printable(range.sequence), range.position + std::max<int64_t>(have, 0));
+      unit->note = fmt::format(
+          "{} has {} rows in frame {} of {}: no row for sequence {} position {}", unit->name,
+          (first ? ra : rb).shape[0], first ? ra.frame : rb.frame, first ? "A" : "B",
+          Printable(range.sequence), range.position + std::max<int64_t>(have, 0));
     }
     rows = std::clamp<int64_t>(have, 0, rows);
   }
   if (rows == 0) return Ok();
   Shape tail(ra.shape.begin() + 1, ra.shape.end());
   const int64_t width = ElementCount(tail).value();
-  const std::string& mask_name = options_.mask.empty() || unit->role == TapRole::kMask ||
-                                         unit->role == TapRole::kSentinel
-                                     ? ra.point.mask
-                                     : options_.mask;
+  const std::string& mask_name =
+      options_.mask.empty() || unit->role == TapRole::kMask || unit->role == TapRole::kSentinel
+          ? ra.point.mask
+          : options_.mask;
   TARE_ASSIGN_OR_RETURN(const auto mask, MaskOf(range, rows, mask_name));
   if (refused_) return Ok();
   const size_t u = report_.units.size();
@@ -219,7 +232,8 @@ Status Differ::AddRange(const RowRange& range, const RowPairing& pairing, const 
   unit->rows += rows;
 
   const bool same_place = pairing.displaced.count({range.frame_a, range.frame_b}) == 0;
-  const bool digest_equal = same_place && ra.digest == rb.digest && ra.shape == rb.shape && ra.dtype == rb.dtype;
+  const bool digest_equal =
+      same_place && ra.digest == rb.digest && ra.shape == rb.shape && ra.dtype == rb.dtype;
   const bool payloads = ra.shard >= 0 && rb.shard >= 0;
   // A digest stands for the bits. Non-finite values must be seen to know whether they are valid.
   if (digest_equal && !options_.verify && (ra.non_finite == 0 || !payloads)) {
@@ -231,7 +245,8 @@ Status Differ::AddRange(const RowRange& range, const RowPairing& pairing, const 
     results_.resize(std::max(results_.size(), u + 1));
     results_[u].counts.Merge(c);
     unit->by_digest = true;
-    if (ra.non_finite > 0) unit->note = "non-finite values counted at recording; without a payload all count as valid";
+    if (ra.non_finite > 0)
+      unit->note = "non-finite values counted at recording; without a payload all count as valid";
     return Ok();
   }
   if (!payloads) {
@@ -239,8 +254,9 @@ Status Differ::AddRange(const RowRange& range, const RowPairing& pairing, const 
       const bool known = same_place && ra.shape == rb.shape;
       unit->verdict = known ? Verdict::kFail : Verdict::kInconclusive;
       unit->reason = reason::kPayloadMissing;
-      unit->note = known ? fmt::format("digests differ in frame {} of A and {} of B", ra.frame, rb.frame)
-                         : "rows lie at different places, and no payload was kept to compare them";
+      unit->note =
+          known ? fmt::format("digests differ in frame {} of A and {} of B", ra.frame, rb.frame)
+                : "rows lie at different places, and no payload was kept to compare them";
     }
     return Ok();
   }
@@ -249,7 +265,8 @@ Status Differ::AddRange(const RowRange& range, const RowPairing& pairing, const 
   if (unit->role == TapRole::kDiscrete && !IsFloat(ra.dtype)) {
     TARE_RETURN_IF_ERROR(AddDiscrete(range, rows, ra, ta, tb, unit));
     const bool differs = unit->set_differs + unit->order_differs + unit->duplicates > 0;
-    if (differs && (first_discrete_seq_ < 0 || ra.seq < first_discrete_seq_)) first_discrete_seq_ = ra.seq;
+    if (differs && (first_discrete_seq_ < 0 || ra.seq < first_discrete_seq_))
+      first_discrete_seq_ = ra.seq;
   }
   Pair pair;
   pair.unit = static_cast<int64_t>(u);
@@ -309,7 +326,8 @@ Status Differ::DiffRows(const std::string& name) {
           const Dump& dump = named == &in_a->second ? *a_.dump : *b_.dump;
           int64_t real = 0;
           for (const TapRun& run : dump.frames()[static_cast<size_t>(frame)].frame.runs) {
-            real += std::clamp<int64_t>(r->shape[0] - run.row, 0, static_cast<int64_t>(run.tokens.size()));
+            real += std::clamp<int64_t>(r->shape[0] - run.row, 0,
+                                        static_cast<int64_t>(run.tokens.size()));
           }
           unit.padding_dropped += r->shape[0] - real;
         }
@@ -328,7 +346,9 @@ Status Differ::DiffRows(const std::string& name) {
 Status Differ::DiffWholes(const std::string& name) {
   const auto in_a = a_.wholes.find(name), in_b = b_.wholes.find(name);
   // (weights, step) to the records of each side, in order.
-  std::map<std::pair<std::string, int64_t>, std::pair<std::vector<const DumpRecord*>, std::vector<const DumpRecord*>>> groups;
+  std::map<std::pair<std::string, int64_t>,
+           std::pair<std::vector<const DumpRecord*>, std::vector<const DumpRecord*>>>
+      groups;
   const auto collect = [&](const Side& side, const auto& named, bool first) {
     if (named == side.wholes.end()) return;
     for (const int64_t f : named->second.frames) {
@@ -395,7 +415,8 @@ void Differ::Locate() {
   for (size_t u = 0; u < report_.units.size() && u < results_.size(); ++u) {
     Unit& unit = report_.units[u];
     unit.counts = results_[u].counts;
-    const Mismatch& m = unit.counts.first.index >= 0 ? unit.counts.first : unit.counts.first_non_finite;
+    const Mismatch& m =
+        unit.counts.first.index >= 0 ? unit.counts.first : unit.counts.first_non_finite;
     if (m.index < 0 || placed_[u].empty()) continue;
     const auto at = std::upper_bound(placed_[u].begin(), placed_[u].end(), m.index,
                                      [](int64_t index, const Placed& p) { return index < p.base; });
@@ -408,12 +429,14 @@ void Differ::Locate() {
     unit.first_sequence = p.range->sequence;
     unit.first_position = p.range->position + unit.first_coordinate[0];
     unit.first_coordinate.erase(unit.first_coordinate.begin());
-    unit.first_at = fmt::format("{}@{} {}", p.range->sequence, unit.first_position, CoordinateText(unit.first_coordinate));
+    unit.first_at = fmt::format("{}@{} {}", p.range->sequence, unit.first_position,
+                                CoordinateText(unit.first_coordinate));
   }
 }
 
 Result<Report> Differ::Run(const Tensor* embedding) {
   report_.kind = "dumps";
+  report_.ordered = true;
   report_.a = a_.dump->path();
   report_.b = b_.dump->path();
   report_.tiers = options_.tiers;
@@ -430,7 +453,8 @@ Result<Report> Differ::Run(const Tensor* embedding) {
     for (const DumpWeights& y : b_.dump->manifest().weights) {
       if (x.version == y.version && x.sha256 != y.sha256) {
         Refuse(&report_, reason::kWeightHashMismatch,
-               fmt::format("{} is {} on A and {} on B", Printable(x.version), Hex(x.sha256), Hex(y.sha256)));
+               fmt::format("{} is {} on A and {} on B", Printable(x.version), Hex(x.sha256),
+                           Hex(y.sha256)));
         return std::move(report_);
       }
     }
@@ -448,17 +472,20 @@ Result<Report> Differ::Run(const Tensor* embedding) {
   }
   bool stale = false;
   for (const Side* side : {&a_, &b_}) {
-    TARE_ASSIGN_OR_RETURN(const std::vector<StaleFrame> frames, FindStaleFrames(*side->dump, embedding, nullptr));
+    TARE_ASSIGN_OR_RETURN(const std::vector<StaleFrame> frames,
+                          FindStaleFrames(*side->dump, embedding, nullptr));
     for (const StaleFrame& f : frames) {
       stale = true;
-      report_.notes.push_back(fmt::format("stale frame {} of {}: {} {}", f.frame, side->dump->path(), f.name, f.detail));
+      report_.notes.push_back(fmt::format("stale frame {} of {}: {} {}", f.frame,
+                                          side->dump->path(), f.name, f.detail));
     }
   }
   if (stale) {
     // Everything captured in such a step is void, equal or not.
     report_.verdict = Verdict::kInconclusive;
     report_.reason = reason::kStaleCapture;
-    report_.why = fmt::format("nothing was compared: {}", FindReason(reason::kStaleCapture)->sentence);
+    report_.why =
+        fmt::format("nothing was compared: {}", FindReason(reason::kStaleCapture)->sentence);
     return std::move(report_);
   }
 
@@ -482,8 +509,8 @@ Result<Report> Differ::Run(const Tensor* embedding) {
   if (first_discrete_seq_ >= 0) {
     for (size_t u = 0; u < report_.units.size(); ++u) {
       Unit& unit = report_.units[u];
-      if (unit.role == TapRole::kValue && unit_seq_[u] > first_discrete_seq_ && unit.reason.empty() &&
-          unit.counts.mismatches > 0) {
+      if (unit.role == TapRole::kValue && unit_seq_[u] > first_discrete_seq_ &&
+          unit.reason.empty() && unit.counts.mismatches > 0) {
         unit.verdict = Verdict::kFail;
         unit.reason = reason::kDecisionsDiffer;
       }
@@ -491,14 +518,17 @@ Result<Report> Differ::Run(const Tensor* embedding) {
   }
   int64_t padding = 0;
   for (const Unit& unit : report_.units) padding = std::max(padding, unit.padding_dropped);
-  if (padding > 0) report_.notes.push_back(fmt::format("{} padding rows dropped (per tensor, both sides together)", padding));
+  if (padding > 0)
+    report_.notes.push_back(
+        fmt::format("{} padding rows dropped (per tensor, both sides together)", padding));
   Conclude(&report_, !options_.mask.empty());
   return std::move(report_);
 }
 
 }  // namespace
 
-Result<Report> DiffDumps(const Dump& a, const Dump& b, const DiffOptions& options, const Tensor* embedding) {
+Result<Report> DiffDumps(const Dump& a, const Dump& b, const DiffOptions& options,
+                         const Tensor* embedding) {
   TARE_RETURN_IF_ERROR(CheckOptions(options));
   return Differ(a, b, options).Run(embedding);
 }

@@ -2,8 +2,8 @@
 
 // Compares two dumps. Per-row tensors pair row by row on (weight version, token-history hash,
 // position), so a decode step of one row meets the same row of a scoring pass; whole-frame tensors
-// (gradients, norms) pair by (name, weight version, step, occurrence). Digests stand for bits where both
-// sides hold the same rows; payloads are read where they must be.
+// (gradients, norms) pair by (name, weight version, step, occurrence). Digests stand for bits where
+// both sides hold the same rows; payloads are read where they must be.
 
 #include <cstdint>
 #include <set>
@@ -22,8 +22,8 @@ struct RowRange {
   int64_t frame_a = 0, row_a = 0;
   int64_t frame_b = 0, row_b = 0;
   int64_t rows = 0;
-  std::string sequence;   // of side A, for people
-  int64_t position = 0;   // absolute, of the first row
+  std::string sequence;  // of side A, for people
+  int64_t position = 0;  // absolute, of the first row
 };
 
 // Which rows of two dumps belong together, and which have no partner.
@@ -36,8 +36,8 @@ struct RowPairing {
   std::set<std::pair<int64_t, int64_t>> displaced;
 };
 
-// A key that occurs in several frames (a prompt row scored again) pairs phase by phase first, then in
-// order; what is left over meets the other side's first.
+// A key that occurs in several frames (a prompt row scored again) pairs phase by phase first, then
+// in order; what is left over meets the other side's first.
 RowPairing PairRows(const Dump& a, const std::vector<int64_t>& frames_a, const Dump& b,
                     const std::vector<int64_t>& frames_b);
 
@@ -47,9 +47,9 @@ struct StaleFrame {
   std::string name;    // of the sentinel
   std::string detail;  // first place that differs, both words
 };
-// Compares each frame's sentinel with its expected value. With `embedding` [vocabulary, hidden], the
-// expected row is looked up there instead, so that it owes nothing to the recorder; `with_sentinel`, if
-// given, counts the frames that could be checked.
+// Compares each frame's sentinel with its expected value. With `embedding` [vocabulary, hidden],
+// the expected row is looked up there instead, so that it owes nothing to the recorder;
+// `with_sentinel`, if given, counts the frames that could be checked.
 Result<std::vector<StaleFrame>> FindStaleFrames(const Dump& dump, const Tensor* embedding,
                                                 int64_t* with_sentinel);
 

@@ -1,4 +1,5 @@
-// Is a captured frame the one that ran? The sentinel, a value that the tokens alone determine, says.
+// Is a captured frame the one that ran? The sentinel, a value that the tokens alone determine,
+// says.
 
 #include <fmt/format.h>
 
@@ -21,7 +22,9 @@ const char* Row(const Tensor& t, int64_t row, int64_t* bytes) {
 std::string FirstDifference(DType dtype, const char* got, const char* want, int64_t bytes) {
   for (int64_t i = 0; i < bytes / SizeOf(dtype); ++i) {
     const uint64_t x = LoadWord(dtype, got, i), y = LoadWord(dtype, want, i);
-    if (x != y) return fmt::format("element {} is {}, the tokens give {}", i, WordHex(dtype, x), WordHex(dtype, y));
+    if (x != y)
+      return fmt::format("element {} is {}, the tokens give {}", i, WordHex(dtype, x),
+                         WordHex(dtype, y));
   }
   return "equal";
 }
@@ -59,7 +62,8 @@ Status Check(const DumpFrame& frame, const DumpRecord& sentinel, const Tensor& g
 
 }  // namespace
 
-Result<std::vector<StaleFrame>> FindStaleFrames(const Dump& dump, const Tensor* embedding, int64_t* with_sentinel) {
+Result<std::vector<StaleFrame>> FindStaleFrames(const Dump& dump, const Tensor* embedding,
+                                                int64_t* with_sentinel) {
   std::vector<StaleFrame> stale;
   if (with_sentinel != nullptr) *with_sentinel = 0;
   const std::vector<DumpRecord>& records = dump.records();
@@ -79,14 +83,16 @@ Result<std::vector<StaleFrame>> FindStaleFrames(const Dump& dump, const Tensor* 
     if (with_sentinel != nullptr) ++*with_sentinel;
     const DType want_dtype = embedding != nullptr ? embedding->dtype() : expected->dtype;
     if (want_dtype != s.dtype) {
-      stale.push_back({s.frame, s.point.name, fmt::format("dtype {} where the tokens give {}", DTypeName(s.dtype),
-                                                          DTypeName(want_dtype))});
+      stale.push_back({s.frame, s.point.name,
+                       fmt::format("dtype {} where the tokens give {}", DTypeName(s.dtype),
+                                   DTypeName(want_dtype))});
       continue;
     }
     if (embedding == nullptr && expected->digest == s.digest) continue;
     if (s.shard < 0 || (expected != nullptr && expected->shard < 0)) {
       if (embedding != nullptr) {
-        stale.push_back({s.frame, s.point.name, "its payload was not kept, so it cannot be checked"});
+        stale.push_back(
+            {s.frame, s.point.name, "its payload was not kept, so it cannot be checked"});
       } else {
         stale.push_back({s.frame, s.point.name, "digest differs from the expected one"});
       }
@@ -94,16 +100,17 @@ Result<std::vector<StaleFrame>> FindStaleFrames(const Dump& dump, const Tensor* 
     }
     TARE_ASSIGN_OR_RETURN(const Tensor got, dump.Payload(s));
     if (embedding != nullptr) {
-      TARE_RETURN_IF_ERROR(Check(frame, s, got,
-                                 [&](int64_t, int32_t token, int64_t* bytes) {
-                                   return token < 0 ? nullptr : Row(*embedding, token, bytes);
-                                 },
-                                 &stale));
+      TARE_RETURN_IF_ERROR(Check(
+          frame, s, got,
+          [&](int64_t, int32_t token, int64_t* bytes) {
+            return token < 0 ? nullptr : Row(*embedding, token, bytes);
+          },
+          &stale));
     } else {
       TARE_ASSIGN_OR_RETURN(const Tensor want, dump.Payload(*expected));
-      TARE_RETURN_IF_ERROR(Check(frame, s, got,
-                                 [&](int64_t row, int32_t, int64_t* bytes) { return Row(want, row, bytes); },
-                                 &stale));
+      TARE_RETURN_IF_ERROR(Check(
+          frame, s, got,
+          [&](int64_t row, int32_t, int64_t* bytes) { return Row(want, row, bytes); }, &stale));
     }
   }
   return stale;

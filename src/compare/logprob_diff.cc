@@ -41,16 +41,18 @@ struct KeyHash {
 };
 using Groups = std::unordered_map<Key, Group, KeyHash>;
 
-template <typename F>
-void ForEachToken(const LogprobSet& set, F f) {
+// Every scored token of a set with its key, in order.
+std::vector<std::pair<Key, Ref>> KeysOf(const LogprobSet& set) {
+  std::vector<std::pair<Key, Ref>> out;
   for (size_t s = 0; s < set.sequences.size(); ++s) {
     const LogprobSequence& q = set.sequences[s];
     TokenHash hash = ExtendTokenHash({}, q.prompt);
     for (size_t i = 0; i < q.tokens.size(); ++i) {
       hash = ExtendTokenHash(hash, {&q.tokens[i], 1});
-      f(Key{hash, q.weights}, Ref{static_cast<int32_t>(s), static_cast<int32_t>(i)});
+      out.push_back({{hash, q.weights}, {static_cast<int32_t>(s), static_cast<int32_t>(i)}});
     }
   }
+  return out;
 }
 
 bool Present(const LogprobSequence& s, int32_t i) {
@@ -80,7 +82,8 @@ bool Inconsistent(const LogprobSet& set, const std::vector<Ref>& refs) {
 
 // Couples the occurrences of one key: sequences of one name first, then in order; what is left over
 // on one side meets the other side's first, so that no value goes unseen.
-void Couple(const LogprobSet& a, const LogprobSet& b, const Group& g, std::vector<std::pair<Ref, Ref>>* out) {
+void Couple(const LogprobSet& a, const LogprobSet& b, const Group& g,
+            std::vector<std::pair<Ref, Ref>>* out) {
   std::vector<bool> used_a(g.a.size()), used_b(g.b.size());
   const auto take = [&](size_t i, size_t k) {
     used_a[i] = used_b[k] = true;
@@ -121,7 +124,8 @@ void FindDivergences(const LogprobSet& a, const LogprobSet& b, Report* report) {
       ++report->same_sequences;
       continue;
     }
-    const auto part = std::mismatch(x.tokens.begin(), x.tokens.end(), y.tokens.begin(), y.tokens.end());
+    const auto part =
+        std::mismatch(x.tokens.begin(), x.tokens.end(), y.tokens.begin(), y.tokens.end());
     if (part.first == x.tokens.end() || part.second == y.tokens.end()) continue;  // one is a prefix
     const Ref ref{static_cast<int32_t>(i), static_cast<int32_t>(part.first - x.tokens.begin())};
     report->divergences.push_back(Place(a, ref, true));
@@ -144,7 +148,8 @@ struct Gathered {
   std::vector<std::pair<Ref, Ref>> pairs;
 };
 
-Result<Tensor> Gather(const LogprobSet& set, DType dtype, const std::vector<std::pair<Ref, Ref>>& pairs, bool first) {
+Result<Tensor> Gather(const LogprobSet& set, DType dtype,
+                      const std::vector<std::pair<Ref, Ref>>& pairs, bool first) {
   TARE_ASSIGN_OR_RETURN(Tensor t, Tensor::Allocate(dtype, {static_cast<int64_t>(pairs.size())}));
   char* out = static_cast<char*>(t.mutable_data());
   for (const auto& [x, y] : pairs) {
@@ -174,22 +179,19 @@ Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const Diff
   }
 
   Groups groups;
-  ForEachToken(a, [&](const Key& key, Ref ref) {
-    groups[key].a.push_back(ref);
-    ++report.tokens_a;
-  });
-  ForEachToken(b, [&](const Key& key, Ref ref) {
-    groups[key].b.push_back(ref);
-    ++report.tokens_b;
-  });
+  const std::vector<std::pair<Key, Ref>> keys_a = KeysOf(a), keys_b = KeysOf(b);
+  report.tokens_a = static_cast<int64_t>(keys_a.size());
+  report.tokens_b = static_cast<int64_t>(keys_b.size());
+  for (const auto& [key, ref] : keys_a) groups[key].a.push_back(ref);
+  for (const auto& [key, ref] : keys_b) groups[key].b.push_back(ref);
   std::map<std::pair<DType, DType>, Gathered> gathered;
-  ForEachToken(a, [&](const Key& key, Ref ref) {
+  for (const auto& [key, ref] : keys_a) {
     Group& g = groups.at(key);
     if (g.b.empty()) {
       report.unpaired.push_back(Place(a, ref, true));
-      return;
+      continue;
     }
-    if (g.done) return;
+    if (g.done) continue;
     g.done = true;
     if (Inconsistent(a, g.a)) ++report.self_inconsistent;
     if (Inconsistent(b, g.b)) ++report.self_inconsistent;
@@ -204,18 +206,20 @@ Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const Diff
       into.pairs.emplace_back(x, y);
     }
     report.paired_tokens += static_cast<int64_t>(pairs.size());
-  });
-  ForEachToken(b, [&](const Key& key, Ref ref) {
+  }
+  for (const auto& [key, ref] : keys_b) {
     if (groups.at(key).a.empty()) report.unpaired.push_back(Place(b, ref, false));
-  });
+  }
   FindDivergences(a, b, &report);
   for (const LogprobSet* set : {&a, &b}) {
     for (const LogprobSequence& s : set->sequences) report.decimal = report.decimal || s.decimal;
   }
   if (report.self_inconsistent > 0) {
-    report.notes.push_back(fmt::format(
-        "{} keys are on one side more than once with different bits: that side's values depend on more "
-        "than weights and tokens", report.self_inconsistent));
+    report.notes.push_back(
+        fmt::format("{} keys are on one side more than once with different bits: that side's "
+                    "values depend on more "
+                    "than weights and tokens",
+                    report.self_inconsistent));
   }
 
   std::deque<UnitCounts> results;
@@ -259,8 +263,8 @@ Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const Diff
         if (unit.reason.empty()) {
           unit.verdict = Verdict::kFail;
           unit.reason = reason::kMaskNotLossMask;
-          unit.note = fmt::format("sequence {} token {} is valid but has no logprob on {}", sx.sequence, x.index,
-                                  !Present(sx, x.index) ? "A" : "B");
+          unit.note = fmt::format("sequence {} token {} is valid but has no logprob on {}",
+                                  sx.sequence, x.index, !Present(sx, x.index) ? "A" : "B");
         }
         counts = false;
       }
@@ -285,7 +289,8 @@ Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const Diff
   for (size_t i = 0; i < results.size(); ++i) {
     Unit& unit = report.units[i];
     unit.counts = results[i].counts;
-    const Mismatch& m = unit.counts.first.index >= 0 ? unit.counts.first : unit.counts.first_non_finite;
+    const Mismatch& m =
+        unit.counts.first.index >= 0 ? unit.counts.first : unit.counts.first_non_finite;
     if (m.index < 0) continue;
     const Ref& ref = order[i]->pairs[static_cast<size_t>(m.index)].first;
     const TokenPlace place = Place(a, ref, true);
@@ -308,7 +313,8 @@ Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const Diff
 }
 
 bool IsRolloutFile(const SafetensorsFile& file) {
-  for (const char* name : {"prompt_ids", "prompt_offsets", "response_ids", "response_offsets", "logprobs"}) {
+  for (const char* name :
+       {"prompt_ids", "prompt_offsets", "response_ids", "response_offsets", "logprobs"}) {
     if (file.Find(name) == nullptr) return false;
   }
   return true;
@@ -319,18 +325,21 @@ namespace {
 Result<std::vector<int64_t>> Integers(const SafetensorsFile& file, const char* name) {
   TARE_ASSIGN_OR_RETURN(const Tensor t, file.Get(name));
   if (t.rank() != 1 || (t.dtype() != DType::kI32 && t.dtype() != DType::kI64)) {
-    return DataLoss("{}: {} is {} {}, expected a vector of i32 or i64", file.where(), name, DTypeName(t.dtype()),
-                    ShapeToString(t.shape()));
+    return DataLoss("{}: {} is {} {}, expected a vector of i32 or i64", file.where(), name,
+                    DTypeName(t.dtype()), ShapeToString(t.shape()));
   }
   std::vector<int64_t> out(static_cast<size_t>(t.elements()));
   for (int64_t i = 0; i < t.elements(); ++i) {
-    out[static_cast<size_t>(i)] = t.dtype() == DType::kI32 ? t.as<int32_t>()[i] : t.as<int64_t>()[i];
+    out[static_cast<size_t>(i)] =
+        t.dtype() == DType::kI32 ? t.as<int32_t>()[i] : t.as<int64_t>()[i];
   }
   return out;
 }
 
-Status CheckOffsets(const SafetensorsFile& file, const char* name, const std::vector<int64_t>& offsets, size_t size) {
-  const bool fits = !offsets.empty() && offsets.front() == 0 && offsets.back() == static_cast<int64_t>(size) &&
+Status CheckOffsets(const SafetensorsFile& file, const char* name,
+                    const std::vector<int64_t>& offsets, size_t size) {
+  const bool fits = !offsets.empty() && offsets.front() == 0 &&
+                    offsets.back() == static_cast<int64_t>(size) &&
                     std::is_sorted(offsets.begin(), offsets.end());
   if (fits) return Ok();
   return DataLoss("{}: {} does not rise from 0 to {}", file.where(), name, size);
@@ -340,7 +349,8 @@ Status CheckOffsets(const SafetensorsFile& file, const char* name, const std::ve
 
 Result<LogprobSet> ReadRolloutFile(const SafetensorsFile& file) {
   TARE_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt_ids, Integers(file, "prompt_ids"));
-  TARE_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt_offsets, Integers(file, "prompt_offsets"));
+  TARE_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt_offsets,
+                        Integers(file, "prompt_offsets"));
   TARE_ASSIGN_OR_RETURN(const std::vector<int64_t> ids, Integers(file, "response_ids"));
   TARE_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets, Integers(file, "response_offsets"));
   TARE_RETURN_IF_ERROR(CheckOffsets(file, "prompt_offsets", prompt_offsets, prompt_ids.size()));
@@ -350,9 +360,10 @@ Result<LogprobSet> ReadRolloutFile(const SafetensorsFile& file) {
     return DataLoss("{}: prompt_offsets holds {} sequences, response_offsets {}", file.where(),
                     prompt_offsets.size() - 1, offsets.size() - 1);
   }
-  if (!IsFloat(logprobs.dtype()) || logprobs.rank() != 1 || logprobs.elements() != static_cast<int64_t>(ids.size())) {
-    return DataLoss("{}: logprobs is {} {}, expected {} floats", file.where(), DTypeName(logprobs.dtype()),
-                    ShapeToString(logprobs.shape()), ids.size());
+  if (!IsFloat(logprobs.dtype()) || logprobs.rank() != 1 ||
+      logprobs.elements() != static_cast<int64_t>(ids.size())) {
+    return DataLoss("{}: logprobs is {} {}, expected {} floats", file.where(),
+                    DTypeName(logprobs.dtype()), ShapeToString(logprobs.shape()), ids.size());
   }
   std::vector<uint8_t> mask;
   if (file.Find("mask") != nullptr) {
@@ -360,7 +371,9 @@ Result<LogprobSet> ReadRolloutFile(const SafetensorsFile& file) {
     Result<std::vector<uint8_t>> bytes = MaskBytes(t, "mask");
     if (!bytes.ok()) return DataLoss("{}: {}", file.where(), bytes.status().message());
     mask = *std::move(bytes);
-    if (mask.size() != ids.size()) return DataLoss("{}: mask holds {} values, expected {}", file.where(), mask.size(), ids.size());
+    if (mask.size() != ids.size())
+      return DataLoss("{}: mask holds {} values, expected {}", file.where(), mask.size(),
+                      ids.size());
   }
   LogprobSet set;
   set.name = file.where();
@@ -368,10 +381,12 @@ Result<LogprobSet> ReadRolloutFile(const SafetensorsFile& file) {
   for (const auto& [key, value] : file.metadata()) {
     if (key == "weights_sha256") weights = value;
   }
-  const auto narrow = [&](const std::vector<int64_t>& from, int64_t begin, int64_t end, std::vector<int32_t>* to) {
+  const auto narrow = [&](const std::vector<int64_t>& from, int64_t begin, int64_t end,
+                          std::vector<int32_t>* to) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t id = from[static_cast<size_t>(i)];
-      if (id != static_cast<int32_t>(id)) return DataLoss("{}: token ID {} does not fit 32 bits", file.where(), id);
+      if (id != static_cast<int32_t>(id))
+        return DataLoss("{}: token ID {} does not fit 32 bits", file.where(), id);
       to->push_back(static_cast<int32_t>(id));
     }
     return Ok();

@@ -22,9 +22,9 @@ struct LogprobSet {
 Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const DiffOptions& options);
 
 // The flat layout that recorders of rollouts use in one safetensors file: `prompt_ids`,
-// `prompt_offsets` [n+1], `response_ids`, `response_offsets` [n+1], `logprobs` (one per response token)
-// and optionally `mask` (0 or 1 per response token). Sequences are named by index; the weight version is
-// `weights_sha256` of the metadata, if it is there.
+// `prompt_offsets` [n+1], `response_ids`, `response_offsets` [n+1], `logprobs` (one per response
+// token) and optionally `mask` (0 or 1 per response token). Sequences are named by index; the
+// weight version is `weights_sha256` of the metadata, if it is there.
 bool IsRolloutFile(const SafetensorsFile& file);
 // kDataLoss for offsets that do not fit.
 Result<LogprobSet> ReadRolloutFile(const SafetensorsFile& file);

@@ -51,16 +51,20 @@ bool EndsWith(const std::string& text, std::string_view suffix) {
 
 std::string_view InputKindName(InputKind kind) {
   switch (kind) {
-    case InputKind::kTensors: return "tensors";
-    case InputKind::kLogprobs: return "logprobs";
-    case InputKind::kDump: return "dump";
+    case InputKind::kTensors:
+      return "tensors";
+    case InputKind::kLogprobs:
+      return "logprobs";
+    case InputKind::kDump:
+      return "dump";
   }
   return "";
 }
 
 Result<Input> OpenInput(Env* env, const std::string& path) {
   Input input;
-  if (!env->Exists(path)) return Error(Code::kNotFound, "{}: no such file or directory", Printable(path));
+  if (!env->Exists(path))
+    return Error(Code::kNotFound, "{}: no such file or directory", Printable(path));
   if (Dump::IsDump(env, path)) {
     input.kind = InputKind::kDump;
     TARE_ASSIGN_OR_RETURN(Dump dump, Dump::Open(env, path));
@@ -94,13 +98,16 @@ Result<Input> OpenInput(Env* env, const std::string& path) {
 
 Result<Report> DiffInputs(const Input& a, const Input& b, const DiffOptions& options) {
   if (a.kind != b.kind) {
-    return InvalidArgument("A holds {}, B holds {}: only like can be compared with like", InputKindName(a.kind),
-                           InputKindName(b.kind));
+    return InvalidArgument("A holds {}, B holds {}: only like can be compared with like",
+                           InputKindName(a.kind), InputKindName(b.kind));
   }
   switch (a.kind) {
-    case InputKind::kTensors: return DiffTensors(*a.tensors, *b.tensors, options);
-    case InputKind::kLogprobs: return DiffLogprobs(a.logprobs, b.logprobs, options);
-    case InputKind::kDump: return DiffDumps(*a.dump, *b.dump, options);
+    case InputKind::kTensors:
+      return DiffTensors(*a.tensors, *b.tensors, options);
+    case InputKind::kLogprobs:
+      return DiffLogprobs(a.logprobs, b.logprobs, options);
+    case InputKind::kDump:
+      return DiffDumps(*a.dump, *b.dump, options);
   }
   return Error(Code::kInternal, "no such kind of input");
 }

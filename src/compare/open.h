@@ -24,9 +24,10 @@ struct Input {
   std::unique_ptr<Dump> dump;
 };
 
-// A dump is a directory with manifest.json or records.jsonl; a Hugging Face directory has config.json
-// or safetensors; files go by their suffix (.safetensors, .gguf, .jsonl). A safetensors file in the
-// rollout layout holds logprobs. kInvalidArgument names what is read when `path` is none of these.
+// A dump is a directory with manifest.json or records.jsonl; a Hugging Face directory has
+// config.json or safetensors; files go by their suffix (.safetensors, .gguf, .jsonl). A safetensors
+// file in the rollout layout holds logprobs. kInvalidArgument names what is read when `path` is
+// none of these.
 Result<Input> OpenInput(Env* env, const std::string& path);
 
 // kInvalidArgument when the two inputs are of different kinds.

@@ -45,23 +45,28 @@ void Judge(Unit* unit, bool placeholders) {
   if (unit->order_differs > 0) return say(Verdict::kFail, reason::kOrderDiffers);
   if (unit->elements == 0) return say(Verdict::kInconclusive, reason::kNothingCompared);
   if (c.compared == 0) return say(Verdict::kInconclusive, reason::kNoValidTokens);
-  if (c.mismatches > 0 && unit->role == TapRole::kMask) return say(Verdict::kFail, reason::kMaskDiffers);
-  if (placeholders && LooksLikePlaceholder(*unit)) return say(Verdict::kFail, reason::kMaskNotLossMask);
+  if (c.mismatches > 0 && unit->role == TapRole::kMask)
+    return say(Verdict::kFail, reason::kMaskDiffers);
+  if (placeholders && LooksLikePlaceholder(*unit))
+    return say(Verdict::kFail, reason::kMaskNotLossMask);
   if (c.non_finite > 0) return say(Verdict::kFail, reason::kNonFinite);
-  if (c.mismatches > 0 && c.mismatches == c.sign_of_zero) return say(Verdict::kFail, reason::kSignOfZero);
+  if (c.mismatches > 0 && c.mismatches == c.sign_of_zero)
+    return say(Verdict::kFail, reason::kSignOfZero);
   if (c.mismatches > 0) return say(Verdict::kFail, reason::kBitMismatch);
   say(Verdict::kPass, {});
 }
 
 // The questions in their order: the first that fails gives the whole its reason.
 constexpr std::string_view kOrder[] = {
-    reason::kMissingTensor,  reason::kUnpairedTokens,  reason::kLengthContract, reason::kMaskDiffers,
-    reason::kMaskNotLossMask, reason::kDuplicateChoice, reason::kSetDiffers,     reason::kOrderDiffers,
-    reason::kDecisionsDiffer, reason::kShapeDiffers,    reason::kPayloadMissing, reason::kNonFinite,
-    reason::kBitMismatch,    reason::kSignOfZero};
+    reason::kMissingTensor, reason::kUnpairedTokens,  reason::kLengthContract,
+    reason::kMaskDiffers,   reason::kMaskNotLossMask, reason::kDuplicateChoice,
+    reason::kSetDiffers,    reason::kOrderDiffers,    reason::kDecisionsDiffer,
+    reason::kShapeDiffers,  reason::kPayloadMissing,  reason::kNonFinite,
+    reason::kBitMismatch,   reason::kSignOfZero};
 
 bool IsEmptyUnit(const Unit& u) {
-  return u.verdict == Verdict::kInconclusive && u.reason == reason::kNothingCompared && u.elements == 0;
+  return u.verdict == Verdict::kInconclusive && u.reason == reason::kNothingCompared &&
+         u.elements == 0;
 }
 
 std::string Sentence(const Report& r) {
@@ -104,6 +109,9 @@ void Conclude(Report* report, bool placeholders) {
     r.totals.max_abs = std::max(r.totals.max_abs, c.max_abs);
     r.totals.sum_abs += c.sum_abs;
     for (size_t t = 0; t < kMaxTiers; ++t) r.totals.outside[t] += c.outside[t];
+    if (r.ordered && r.first_failing.empty() && u.verdict == Verdict::kFail) {
+      r.first_failing = u.name;
+    }
     if (c.compared > 0) ++r.compared_units;
     if (c.mismatches > 0 || (u.verdict == Verdict::kFail && c.compared == 0)) ++r.differing_units;
   }
@@ -131,7 +139,8 @@ void Conclude(Report* report, bool placeholders) {
   }
   if (r.cut) return say(Verdict::kInconclusive, reason::kDumpCut);
   for (const Unit& u : r.units) {
-    if (u.verdict == Verdict::kInconclusive && !IsEmptyUnit(u)) return say(Verdict::kInconclusive, u.reason);
+    if (u.verdict == Verdict::kInconclusive && !IsEmptyUnit(u))
+      return say(Verdict::kInconclusive, u.reason);
   }
   if (r.totals.compared == 0) return say(Verdict::kInconclusive, reason::kNothingCompared);
   say(Verdict::kPass, {});
@@ -162,7 +171,9 @@ struct Badness {
 Badness BadnessOf(const Unit& u) {
   const auto at = std::find(std::begin(kOrder), std::end(kOrder), u.reason);
   const int rank = static_cast<int>(std::end(kOrder) - at);
-  const int kind = u.verdict == Verdict::kFail ? 100 + rank : u.verdict == Verdict::kInconclusive ? 50 : 0;
+  const int kind = u.verdict == Verdict::kFail           ? 100 + rank
+                   : u.verdict == Verdict::kInconclusive ? 50
+                                                         : 0;
   const double share = u.counts.compared == 0 ? 0
                                               : static_cast<double>(u.counts.mismatches) /
                                                     static_cast<double>(u.counts.compared);
@@ -171,7 +182,9 @@ Badness BadnessOf(const Unit& u) {
 
 std::string Shorten(const std::string& name, size_t width) {
   const size_t keep = (width - 2) / 2;
-  return name.size() <= width ? name : name.substr(0, keep) + ".." + name.substr(name.size() - (width - 2 - keep));
+  return name.size() <= width
+             ? name
+             : name.substr(0, keep) + ".." + name.substr(name.size() - (width - 2 - keep));
 }
 
 std::string DTypeCell(const Unit& u) {
@@ -220,8 +233,8 @@ std::string Table(const Report& report, const TableOptions& options) {
     rows.resize(static_cast<size_t>(options.top));
   }
   std::vector<std::vector<std::string>> cells;
-  cells.push_back({"tensor", "dtype", "shape", "compared", "differ", "masked", "first at", "A", "B", "ulp",
-                   "max ulp", "max abs", "why"});
+  cells.push_back({"tensor", "dtype", "shape", "compared", "differ", "masked", "first at", "A", "B",
+                   "ulp", "max ulp", "max abs", "why"});
   for (const Unit* u : rows) {
     const BitCounts& c = u->counts;
     const Mismatch& m = Shown(*u);
@@ -256,8 +269,8 @@ std::string Table(const Report& report, const TableOptions& options) {
         const bool right = i >= 3 && i <= 11 && i != 6;
         line += i == 0 ? "" : "  ";
         line += i + 1 == row.size() ? row[i]
-                : right            ? fmt::format("{:>{}}", row[i], widths[i])
-                                   : fmt::format("{:<{}}", row[i], widths[i]);
+                : right             ? fmt::format("{:>{}}", row[i], widths[i])
+                                    : fmt::format("{:<{}}", row[i], widths[i]);
       }
       out += line + "\n";
     }
@@ -269,24 +282,31 @@ std::string Table(const Report& report, const TableOptions& options) {
     out += "  " + Printable(u->name) + ": " + Printable(u->note);
     if (!u->diagnosis.empty()) {
       const BitCounts& d = u->diagnosis_counts;
-      out += fmt::format("{}diagnosis, {}: {} of {} differ, max ulp {}, max abs {:.4g}", u->note.empty() ? "" : "; ",
-                         u->diagnosis, d.mismatches, d.compared, d.max_ulp, d.max_abs);
+      out += fmt::format("{}diagnosis, {}: {} of {} differ, max ulp {}, max abs {:.4g}",
+                         u->note.empty() ? "" : "; ", u->diagnosis, d.mismatches, d.compared,
+                         d.max_ulp, d.max_abs);
     }
     out += "\n";
   }
+  if (!report.first_failing.empty() && report.units.size() > 1) {
+    out += "first in order of execution: " + Printable(report.first_failing) + "\n";
+  }
   if (!report.divergences.empty()) {
-    out += fmt::format("{} of {} sequences hold the same tokens; first differing token (sequence, token):",
-                       report.same_sequences, std::max(report.sequences_a, report.sequences_b));
+    out += fmt::format(
+        "{} of {} sequences hold the same tokens; first differing token (sequence, token):",
+        report.same_sequences, std::max(report.sequences_a, report.sequences_b));
     const size_t n = std::min<size_t>(report.divergences.size(), 12);
     for (size_t i = 0; i < n; ++i) {
-      out += fmt::format(" ({}, {})", Printable(report.divergences[i].sequence), TokenIndex(report.divergences[i]));
+      out += fmt::format(" ({}, {})", Printable(report.divergences[i].sequence),
+                         TokenIndex(report.divergences[i]));
     }
     out += n < report.divergences.size() ? " ...\n" : "\n";
   }
   if (!report.unpaired.empty()) {
     size_t on_a = 0;
     for (const TokenPlace& t : report.unpaired) on_a += t.on_a ? 1 : 0;
-    out += fmt::format("unpaired tokens: {} on A, {} on B; first:", on_a, report.unpaired.size() - on_a);
+    out += fmt::format("unpaired tokens: {} on A, {} on B; first:", on_a,
+                       report.unpaired.size() - on_a);
     for (size_t i = 0; i < std::min<size_t>(report.unpaired.size(), 6); ++i) {
       const TokenPlace& t = report.unpaired[i];
       out += fmt::format(" {}:({}, {})", t.on_a ? "A" : "B", Printable(t.sequence), TokenIndex(t));
@@ -295,20 +315,23 @@ std::string Table(const Report& report, const TableOptions& options) {
   }
   for (size_t t = 0; t < report.tiers.size(); ++t) {
     const int64_t inside = report.totals.compared - report.totals.outside[t];
-    out += fmt::format("tier {}: {} of {} elements inside (beside the verdict, never instead of it)\n",
-                       Printable(report.tiers[t].name), inside, report.totals.compared);
+    out +=
+        fmt::format("tier {}: {} of {} elements inside (beside the verdict, never instead of it)\n",
+                    Printable(report.tiers[t].name), inside, report.totals.compared);
   }
   for (const std::string& note : report.notes) out += "note: " + Printable(note) + "\n";
   const Scope& s = report.scope;
   if (!s.only.empty() || !s.ignore.empty()) {
-    out += fmt::format("scope: only [{}], ignoring [{}]; {} names left out\n", fmt::join(s.only, ", "),
-                       fmt::join(s.ignore, ", "), s.excluded.size());
+    out += fmt::format("scope: only [{}], ignoring [{}]; {} names left out\n",
+                       fmt::join(s.only, ", "), fmt::join(s.ignore, ", "), s.excluded.size());
   }
   if (s.paired_only) out += "scope: paired tokens only\n";
   if (!s.mask.empty()) out += "mask: " + Printable(s.mask) + "\n";
   std::string verdict(VerdictName(report.verdict));
-  std::transform(verdict.begin(), verdict.end(), verdict.begin(), [](char c) { return static_cast<char>(std::toupper(c)); });
-  out += verdict + ": " + report.why + (report.reason.empty() ? "" : fmt::format(" ({})", report.reason)) + "\n";
+  std::transform(verdict.begin(), verdict.end(), verdict.begin(),
+                 [](char c) { return static_cast<char>(std::toupper(c)); });
+  out += verdict + ": " + report.why +
+         (report.reason.empty() ? "" : fmt::format(" ({})", report.reason)) + "\n";
   return out;
 }
 

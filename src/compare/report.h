@@ -28,10 +28,10 @@ struct Unit {
   DType dtype_b = DType::kF32;
   Shape shape_a;
   Shape shape_b;
-  int64_t elements = 0;        // offered for comparison, masked ones included
+  int64_t elements = 0;  // offered for comparison, masked ones included
   BitCounts counts;
-  bool by_digest = false;      // equal digests stood for equal bits; no payload was read
-  std::string first_at;        // where counts.first (or first_non_finite) lies, for people
+  bool by_digest = false;  // equal digests stood for equal bits; no payload was read
+  std::string first_at;    // where counts.first (or first_non_finite) lies, for people
   std::vector<int64_t> first_coordinate;
   std::string first_sequence;  // with tokens: where in which sequence
   int64_t first_position = -1;
@@ -41,24 +41,24 @@ struct Unit {
   int64_t set_differs = 0;
   int64_t order_differs = 0;
   int64_t duplicates = 0;
-  int64_t rows = 0;            // paired rows, when rows were paired
+  int64_t rows = 0;  // paired rows, when rows were paired
   int64_t padding_dropped = 0;
   // A diagnosis after conversion, never a verdict: "upcast to f32", "f32 rounded to bf16".
   std::string diagnosis;
   BitCounts diagnosis_counts;
 
   Verdict verdict = Verdict::kInconclusive;
-  std::string_view reason;     // of base/reasons.h; empty for a pass
+  std::string_view reason;  // of base/reasons.h; empty for a pass
   std::string note;
 };
 
 // A token without a partner, or a place where two token sequences part.
 struct TokenPlace {
   std::string sequence;
-  int64_t position = -1;       // absolute
-  int64_t index = -1;          // among the scored tokens of its sequence; -1 where there is no such cut
+  int64_t position = -1;  // absolute
+  int64_t index = -1;     // among the scored tokens of its sequence; -1 where there is no such cut
   std::string weights;
-  bool on_a = false;           // which side has it
+  bool on_a = false;  // which side has it
   int32_t token = 0;
 };
 
@@ -71,47 +71,51 @@ struct Scope {
 };
 
 struct Report {
-  std::string kind;            // "tensors", "logprobs", "dumps"
-  std::string a, b;            // as named by the caller
-  std::vector<Unit> units;     // in the order of the first input
+  std::string kind;         // "tensors", "logprobs", "dumps"
+  std::string a, b;         // as named by the caller
+  std::vector<Unit> units;  // in the order of the first input
   std::vector<Tier> tiers;
   Scope scope;
-  std::vector<std::string> notes;      // a dump that was cut, padding that was dropped, ...
-  bool cut = false;                    // an input ends early
+  std::vector<std::string> notes;  // a dump that was cut, padding that was dropped, ...
+  bool cut = false;                // an input ends early
   // With tokens.
   int64_t paired_tokens = 0;
   int64_t tokens_a = 0;
   int64_t tokens_b = 0;
   int64_t sequences_a = 0;
   int64_t sequences_b = 0;
-  int64_t same_sequences = 0;          // all tokens of the sequence agree
+  int64_t same_sequences = 0;  // all tokens of the sequence agree
   std::vector<TokenPlace> unpaired;
-  std::vector<TokenPlace> divergences; // first differing token of each sequence that both sides name
-  int64_t self_inconsistent = 0;       // keys that one side holds twice with different bits
-  bool decimal = false;                // values came as text
+  std::vector<TokenPlace>
+      divergences;                // first differing token of each sequence that both sides name
+  int64_t self_inconsistent = 0;  // keys that one side holds twice with different bits
+  bool decimal = false;           // values came as text
+  bool ordered = false;           // `units` are in the order of execution
 
   // Set by Conclude.
   Verdict verdict = Verdict::kInconclusive;
   std::string_view reason;
-  std::string why;                     // one line for people
+  std::string why;  // one line for people
   BitCounts totals;
   int64_t compared_units = 0;
   int64_t differing_units = 0;
+  std::string first_failing;  // name of the first failing unit, when `ordered`
 };
 
 // Judges each unit from its counts, then the whole. Questions are asked in this order: presence and
-// tokens, masks, discrete decisions, dtype and shape, bits. `placeholders`: the units hold logprobs, so
-// a constant stand-in on one side is a wrong mask.
+// tokens, masks, discrete decisions, dtype and shape, bits. `placeholders`: the units hold
+// logprobs, so a constant stand-in on one side is a wrong mask.
 void Conclude(Report* report, bool placeholders);
 // Ends a report that cannot be made, with what was wrong and where.
 void Refuse(Report* report, std::string_view reason, std::string_view detail);
 
 struct TableOptions {
-  int top = 20;         // rows; 0: all
+  int top = 20;             // rows; 0: all
   bool equal_rows = false;  // show units that agree, too
 };
 std::string Table(const Report& report, const TableOptions& options);
-// Complete: every unit, every unpaired token. Written in pieces, so that a large report costs no tree.
+// Complete: every unit, every unpaired token. Written in pieces, so that a large report costs no
+// tree.
 void WriteJson(const Report& report, const std::function<void(std::string_view)>& out);
 
 }  // namespace tare::compare

@@ -9,7 +9,9 @@
 namespace tare::compare {
 namespace {
 
-std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 Json MismatchJson(DType dtype, const Mismatch& m) {
   Json j = {{"index", m.index}, {"a", WordHex(dtype, m.word_a)}, {"b", WordHex(dtype, m.word_b)}};
@@ -67,7 +69,9 @@ Json UnitJson(const Unit& u, const std::vector<Tier>& tiers) {
     }
   }
   if (u.role == TapRole::kDiscrete) {
-    j["discrete"] = {{"set_differs", u.set_differs}, {"order_differs", u.order_differs}, {"duplicates", u.duplicates}};
+    j["discrete"] = {{"set_differs", u.set_differs},
+                     {"order_differs", u.order_differs},
+                     {"duplicates", u.duplicates}};
   }
   if (u.rows > 0) j["rows"] = u.rows;
   if (u.padding_dropped > 0) j["padding_dropped"] = u.padding_dropped;
@@ -81,21 +85,26 @@ Json UnitJson(const Unit& u, const std::vector<Tier>& tiers) {
 }
 
 Json PlaceJson(const TokenPlace& t) {
-  return {{"side", t.on_a ? "a" : "b"}, {"sequence", t.sequence}, {"position", t.position}, {"index", t.index},
-          {"token", t.token},           {"weights", t.weights}};
+  return {{"side", t.on_a ? "a" : "b"}, {"sequence", t.sequence}, {"position", t.position},
+          {"index", t.index},           {"token", t.token},       {"weights", t.weights}};
 }
 
 }  // namespace
 
 void WriteJson(const Report& r, const std::function<void(std::string_view)>& out) {
   const Reason* known = r.reason.empty() ? nullptr : FindReason(r.reason);
-  Json head = {{"schema", "tare.diff/1"}, {"kind", r.kind}, {"a", r.a}, {"b", r.b},
+  Json head = {{"schema", "tare.diff/1"},
+               {"kind", r.kind},
+               {"a", r.a},
+               {"b", r.b},
                {"verdict", VerdictName(r.verdict)}};
   head["reason"] = r.reason.empty() ? Json(nullptr) : Json(r.reason);
   head["why"] = r.why;
   if (known != nullptr) head["next"] = known->next;
-  head["scope"] = {{"only", r.scope.only},       {"ignore", r.scope.ignore},
-                   {"excluded", r.scope.excluded}, {"paired_only", r.scope.paired_only},
+  head["scope"] = {{"only", r.scope.only},
+                   {"ignore", r.scope.ignore},
+                   {"excluded", r.scope.excluded},
+                   {"paired_only", r.scope.paired_only},
                    {"mask", r.scope.mask}};
   Json tiers = Json::array();
   for (const Tier& t : r.tiers) {
@@ -109,6 +118,7 @@ void WriteJson(const Report& r, const std::function<void(std::string_view)>& out
   head["totals"] = CountsJson(r.totals, r.tiers);
   head["tensors_compared"] = r.compared_units;
   head["tensors_differing"] = r.differing_units;
+  if (!r.first_failing.empty()) head["first_failing"] = r.first_failing;
   head["cut"] = r.cut;
   head["notes"] = r.notes;
   if (r.tokens_a > 0 || r.tokens_b > 0) {

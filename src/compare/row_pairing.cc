@@ -28,7 +28,8 @@ struct Key {
   int64_t position;
   bool backward;
   bool operator==(const Key& o) const {
-    return hash == o.hash && weights == o.weights && position == o.position && backward == o.backward;
+    return hash == o.hash && weights == o.weights && position == o.position &&
+           backward == o.backward;
   }
 };
 struct KeyHash {
@@ -124,15 +125,17 @@ RowPairing PairRows(const Dump& a, const std::vector<int64_t>& frames_a, const D
     if (x.row != y.row) out.displaced.emplace(x.frame, y.frame);
     if (!out.ranges.empty()) {
       RowRange& last = out.ranges.back();
-      const bool follows = last.frame_a == x.frame && last.frame_b == y.frame && last.row_a + last.rows == x.row &&
-                           last.row_b + last.rows == y.row && last.sequence == x.run->sequence &&
+      const bool follows = last.frame_a == x.frame && last.frame_b == y.frame &&
+                           last.row_a + last.rows == x.row && last.row_b + last.rows == y.row &&
+                           last.sequence == x.run->sequence &&
                            last.position + last.rows == x.run->position + x.index;
       if (follows) {
         ++last.rows;
         continue;
       }
     }
-    out.ranges.push_back({x.frame, x.row, y.frame, y.row, 1, x.run->sequence, x.run->position + x.index});
+    out.ranges.push_back(
+        {x.frame, x.row, y.frame, y.row, 1, x.run->sequence, x.run->position + x.index});
   }
   return out;
 }

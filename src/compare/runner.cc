@@ -42,14 +42,16 @@ struct Runner::Piece {
   Sha256Digest* chunks_b = nullptr;
 };
 
-Runner::Runner(ThreadPool* pool, std::span<const Tier> tiers, bool digests, std::deque<UnitCounts>* results)
+Runner::Runner(ThreadPool* pool, std::span<const Tier> tiers, bool digests,
+               std::deque<UnitCounts>* results)
     : pool_(pool), tiers_(tiers), digests_(digests), results_(results) {}
 
 Runner::~Runner() = default;
 
 void Runner::Add(Pair pair) {
   TARE_CHECK(pair.a.dtype() == pair.b.dtype() && pair.a.elements() == pair.b.elements());
-  if (results_->size() <= static_cast<size_t>(pair.unit)) results_->resize(static_cast<size_t>(pair.unit) + 1);
+  if (results_->size() <= static_cast<size_t>(pair.unit))
+    results_->resize(static_cast<size_t>(pair.unit) + 1);
   const int64_t size = pair.a.size_bytes();
   const int64_t element = SizeOf(pair.a.dtype());
   UnitCounts& unit = (*results_)[static_cast<size_t>(pair.unit)];
@@ -59,7 +61,8 @@ void Runner::Add(Pair pair) {
   }
   for (int64_t begin = 0; begin < size; begin += kPieceBytes) {
     const int64_t end = std::min(size, begin + kPieceBytes);
-    Piece piece{.pair = pairs_.size(), .begin = begin / element, .end = end / element, .counts = {}};
+    Piece piece{
+        .pair = pairs_.size(), .begin = begin / element, .end = end / element, .counts = {}};
     if (digests_) {
       piece.chunks_a = unit.chunks_a.data() + begin / kDigestChunkBytes;
       piece.chunks_b = unit.chunks_b.data() + begin / kDigestChunkBytes;
@@ -80,7 +83,8 @@ void Runner::RunWindow() {
     const char* b = static_cast<const char*>(pair.b.data());
     Populate(a + piece.begin * element, (piece.end - piece.begin) * element);
     Populate(b + piece.begin * element, (piece.end - piece.begin) * element);
-    const MaskView mask{pair.mask == nullptr ? nullptr : pair.mask->data() + pair.mask_offset, pair.mask_repeat};
+    const MaskView mask{pair.mask == nullptr ? nullptr : pair.mask->data() + pair.mask_offset,
+                        pair.mask_repeat};
     if (piece.chunks_a == nullptr) {
       piece.counts = CompareRange(pair.a.dtype(), a, b, piece.begin, piece.end, mask, tiers_);
       return;
@@ -102,7 +106,8 @@ void Runner::RunWindow() {
   for (Piece& piece : pieces_) {
     const Pair& pair = pairs_[piece.pair];
     BitCounts& counts = piece.counts;
-    for (int64_t* index : {&counts.first.index, &counts.first_non_finite.index, &counts.max_ulp_index}) {
+    for (int64_t* index :
+         {&counts.first.index, &counts.first_non_finite.index, &counts.max_ulp_index}) {
       if (*index >= 0) *index += pair.base;
     }
     (*results_)[static_cast<size_t>(pair.unit)].counts.Merge(counts);

@@ -1,9 +1,9 @@
 #pragma once
 
-// Runs the bit comparison of many pairs of tensors on all threads: large ones cut into pieces, small
-// ones side by side. The cut is fixed by size alone, so every figure (the order of sums included) is
-// the same for any number of threads. Holds at most a window of tensors at a time, so memory stays
-// bounded however large the sets are.
+// Runs the bit comparison of many pairs of tensors on all threads: large ones cut into pieces,
+// small ones side by side. The cut is fixed by size alone, so every figure (the order of sums
+// included) is the same for any number of threads. Holds at most a window of tensors at a time, so
+// memory stays bounded however large the sets are.
 
 #include <cstdint>
 #include <deque>
@@ -18,8 +18,8 @@
 
 namespace tare::compare {
 
-// A pair of equally shaped runs of elements of one dtype. A unit (a row of the report) is one pair or
-// several, joined in the order in which they are added.
+// A pair of equally shaped runs of elements of one dtype. A unit (a row of the report) is one pair
+// or several, joined in the order in which they are added.
 struct Pair {
   int64_t unit = 0;
   Tensor a;
@@ -42,7 +42,8 @@ class Runner {
  public:
   // `results` outlives the runner; result i belongs to unit i and grows as needed. Digests cost one
   // pass: a chunk that is equal on both sides is hashed once.
-  Runner(ThreadPool* pool, std::span<const Tier> tiers, bool digests, std::deque<UnitCounts>* results);
+  Runner(ThreadPool* pool, std::span<const Tier> tiers, bool digests,
+         std::deque<UnitCounts>* results);
   ~Runner();
 
   // REQUIRES: equal dtype and shape, CPU memory.

@@ -26,7 +26,9 @@ bool AnyMatches(const std::vector<std::string>& patterns, const std::string& nam
 
 class SafetensorsSource : public TensorSource {
  public:
-  SafetensorsSource(SafetensorsFile file, const std::vector<std::string>& order) : file_(std::move(file)) {
+  SafetensorsSource(SafetensorsFile file, const std::vector<std::string>& order)
+      : file_(std::move(file)) {
+    ordered_ = !order.empty();
     std::vector<bool> taken(file_.entries().size(), false);
     const auto take = [&](size_t i) {
       const SafetensorsEntry& e = file_.entries()[i];
@@ -49,10 +51,13 @@ class SafetensorsSource : public TensorSource {
   Result<Tensor> Load(size_t i) const override { return file_.View(file_.entries()[index_.at(i)]); }
   std::string name() const override { return file_.where(); }
 
+  bool ordered() const override { return ordered_; }
+
  private:
   SafetensorsFile file_;
   std::vector<Entry> entries_;
   std::vector<uint32_t> index_;  // into file_.entries()
+  bool ordered_ = false;
 };
 
 // A name that the source holds twice, or "". The later one would hide the earlier.
@@ -61,7 +66,8 @@ std::string TwiceIn(const TensorSource& source) {
   for (const auto& e : source.entries()) names.push_back(e.name);
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
-  return twice == names.end() ? "" : fmt::format("{} holds {} twice", source.name(), Printable(*twice));
+  return twice == names.end() ? ""
+                              : fmt::format("{} holds {} twice", source.name(), Printable(*twice));
 }
 
 struct LoadedMask {
@@ -75,7 +81,8 @@ struct LoadedMask {
 }  // namespace
 
 bool InScope(const std::string& name, const DiffOptions& options) {
-  return (options.only.empty() || AnyMatches(options.only, name)) && !AnyMatches(options.ignore, name);
+  return (options.only.empty() || AnyMatches(options.only, name)) &&
+         !AnyMatches(options.ignore, name);
 }
 
 Status CheckOptions(const DiffOptions& options) {
@@ -98,7 +105,8 @@ MemorySource::MemorySource(std::string name, std::vector<std::pair<std::string, 
   for (const auto& [n, t] : tensors_) entries_.push_back({n, t.dtype(), t.shape()});
 }
 
-std::unique_ptr<TensorSource> MakeSafetensorsSource(SafetensorsFile file, const std::vector<std::string>& order) {
+std::unique_ptr<TensorSource> MakeSafetensorsSource(SafetensorsFile file,
+                                                    const std::vector<std::string>& order) {
   return std::make_unique<SafetensorsSource>(std::move(file), order);
 }
 
@@ -123,7 +131,8 @@ Result<std::vector<uint8_t>> MaskBytes(const Tensor& mask, const std::string& na
     const bool negative_zero = IsFloat(mask.dtype()) && value == 0 && word != 0;
     if ((value != 0 && value != 1) || negative_zero) {
       return InvalidArgument("{} holds {} at {}; a mask holds 0 and 1", Printable(name),
-                             WordHex(mask.dtype(), word), CoordinateText(Coordinate(mask.shape(), i)));
+                             WordHex(mask.dtype(), word),
+                             CoordinateText(Coordinate(mask.shape(), i)));
     }
     bytes[static_cast<size_t>(i)] = value == 1 ? 1 : 0;
   }
@@ -138,16 +147,21 @@ void Diagnose(const Tensor& a, const Tensor& b, const DiffOptions& options, Unit
   if (SizeOf(a.dtype()) == SizeOf(b.dtype())) common = DType::kF32;
   const Result<Tensor> x = Convert(a, common), y = Convert(b, common);
   if (!x.ok() || !y.ok()) return;
-  unit->diagnosis = common == DType::kF32 && SizeOf(a.dtype()) == SizeOf(b.dtype()) ? "both converted to f32"
-                    : common == a.dtype() ? fmt::format("B ({}) converted to {}", DTypeName(b.dtype()), DTypeName(common))
-                                          : fmt::format("A ({}) converted to {}", DTypeName(a.dtype()), DTypeName(common));
-  unit->diagnosis_counts = CompareRange(common, x->data(), y->data(), 0, x->elements(), {}, options.tiers);
+  unit->diagnosis =
+      common == DType::kF32 && SizeOf(a.dtype()) == SizeOf(b.dtype()) ? "both converted to f32"
+      : common == a.dtype()
+          ? fmt::format("B ({}) converted to {}", DTypeName(b.dtype()), DTypeName(common))
+          : fmt::format("A ({}) converted to {}", DTypeName(a.dtype()), DTypeName(common));
+  unit->diagnosis_counts =
+      CompareRange(common, x->data(), y->data(), 0, x->elements(), {}, options.tiers);
 }
 
-Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b, const DiffOptions& options) {
+Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b,
+                           const DiffOptions& options) {
   TARE_RETURN_IF_ERROR(CheckOptions(options));
   Report report;
   report.kind = "tensors";
+  report.ordered = a.ordered();
   report.a = a.name();
   report.b = b.name();
   report.tiers = options.tiers;
@@ -171,16 +185,19 @@ Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b, const D
     const auto ea = std::find_if(a.entries().begin(), a.entries().end(),
                                  [&](const auto& e) { return e.name == options.mask; });
     if (ea == a.entries().end() || in_b.count(options.mask) == 0) {
-      Refuse(&report, reason::kMaskMissing, fmt::format("{} is not in {}", Printable(options.mask),
-                                                        ea == a.entries().end() ? a.name() : b.name()));
+      Refuse(&report, reason::kMaskMissing,
+             fmt::format("{} is not in {}", Printable(options.mask),
+                         ea == a.entries().end() ? a.name() : b.name()));
       return report;
     }
-    TARE_ASSIGN_OR_RETURN(const Tensor mask_a, a.Load(static_cast<size_t>(ea - a.entries().begin())));
+    TARE_ASSIGN_OR_RETURN(const Tensor mask_a,
+                          a.Load(static_cast<size_t>(ea - a.entries().begin())));
     TARE_ASSIGN_OR_RETURN(const Tensor mask_b, b.Load(in_b.at(options.mask)));
     Result<std::vector<uint8_t>> bytes = MaskBytes(mask_a, options.mask);
     const Status on_b = MaskBytes(mask_b, options.mask).status();
     if (!bytes.ok() || !on_b.ok()) {
-      Refuse(&report, reason::kMaskMalformed, bytes.ok() ? on_b.message() : bytes.status().message());
+      Refuse(&report, reason::kMaskMalformed,
+             bytes.ok() ? on_b.message() : bytes.status().message());
       return report;
     }
     mask.shape = mask_a.shape();
@@ -250,21 +267,25 @@ Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b, const D
     report.units.push_back(std::move(unit));
   }
   if (!mask_used) {
-    Refuse(&report, reason::kMaskMalformed,
-           fmt::format("mask {} of shape {} fits no tensor; its shape must be the leading dimensions of one",
-                       Printable(options.mask), ShapeToString(mask.shape)));
+    Refuse(
+        &report, reason::kMaskMalformed,
+        fmt::format(
+            "mask {} of shape {} fits no tensor; its shape must be the leading dimensions of one",
+            Printable(options.mask), ShapeToString(mask.shape)));
     return report;
   }
   runner.Finish();
   for (size_t i = 0; i < results.size(); ++i) {
     Unit& unit = report.units[i];
     unit.counts = results[i].counts;
-    const Mismatch& m = unit.counts.first.index >= 0 ? unit.counts.first : unit.counts.first_non_finite;
+    const Mismatch& m =
+        unit.counts.first.index >= 0 ? unit.counts.first : unit.counts.first_non_finite;
     if (m.index >= 0) {
       unit.first_coordinate = Coordinate(unit.shape_a, m.index);
       unit.first_at = CoordinateText(unit.first_coordinate);
     }
-    if (options.digests && unit.on_a && unit.on_b && unit.dtype_a == unit.dtype_b && unit.shape_a == unit.shape_b) {
+    if (options.digests && unit.on_a && unit.on_b && unit.dtype_a == unit.dtype_b &&
+        unit.shape_a == unit.shape_b) {
       unit.digest_a = JoinChunkDigests(unit.dtype_a, unit.shape_a, results[i].chunks_a);
       unit.digest_b = JoinChunkDigests(unit.dtype_b, unit.shape_b, results[i].chunks_b);
       results[i] = {};

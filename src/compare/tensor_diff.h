@@ -1,7 +1,7 @@
 #pragma once
 
-// Compares two sets of named tensors: safetensors files, checkpoints, tensors in memory. Pairs by name;
-// a name on one side only is a failure unless a pattern leaves it out by name.
+// Compares two sets of named tensors: safetensors files, checkpoints, tensors in memory. Pairs by
+// name; a name on one side only is a failure unless a pattern leaves it out by name.
 
 #include <memory>
 #include <string>
@@ -18,17 +18,17 @@
 namespace tare::compare {
 
 struct DiffOptions {
-  std::vector<std::string> only;    // shell patterns on names; empty: all
-  std::vector<std::string> ignore;
-  std::string mask;                 // name of a mask tensor that both sides hold; empty: none
-  std::vector<Tier> tiers;
-  bool digests = false;             // compute each tensor's digest in the same pass
-  bool upcast = false;              // diagnose differing dtypes: the narrower converted exactly
-  bool round = false;               // diagnose differing dtypes: the wider rounded to the narrower
-  bool paired_only = false;         // unpaired tokens become scope instead of failing
-  bool verify = false;              // dumps: read payloads and check them against their digests
-  bool placeholders = false;        // values are logprobs: a constant stand-in means a wrong mask
-  ThreadPool* pool = nullptr;       // REQUIRES: not null
+  std::vector<std::string> only{};  // shell patterns on names; empty: all
+  std::vector<std::string> ignore{};
+  std::string mask{};  // name of a mask tensor that both sides hold; empty: none
+  std::vector<Tier> tiers{};
+  bool digests = false;        // compute each tensor's digest in the same pass
+  bool upcast = false;         // diagnose differing dtypes: the narrower converted exactly
+  bool round = false;          // diagnose differing dtypes: the wider rounded to the narrower
+  bool paired_only = false;    // unpaired tokens become scope instead of failing
+  bool verify = false;         // dumps: read payloads and check them against their digests
+  bool placeholders = false;   // values are logprobs: a constant stand-in means a wrong mask
+  ThreadPool* pool = nullptr;  // REQUIRES: not null
 };
 
 // True when the patterns let `name` in.
@@ -47,6 +47,7 @@ class TensorSource {
   virtual const std::vector<Entry>& entries() const = 0;  // in the order to report
   virtual Result<Tensor> Load(size_t i) const = 0;        // CPU
   virtual std::string name() const = 0;
+  virtual bool ordered() const { return false; }  // entries are in the order of execution
 };
 
 // Tensors in memory.
@@ -67,9 +68,11 @@ class MemorySource : public TensorSource {
 std::unique_ptr<TensorSource> MakeSafetensorsSource(SafetensorsFile file,
                                                     const std::vector<std::string>& order = {});
 
-// The report is `refused` for a name that one side holds twice, or a mask that is absent, malformed,
-// or fits no tensor. An error only when a tensor cannot be read or the options are wrong.
-Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b, const DiffOptions& options);
+// The report is `refused` for a name that one side holds twice, or a mask that is absent,
+// malformed, or fits no tensor. An error only when a tensor cannot be read or the options are
+// wrong.
+Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b,
+                           const DiffOptions& options);
 
 // The coordinate of a flat index.
 std::vector<int64_t> Coordinate(const Shape& shape, int64_t index);

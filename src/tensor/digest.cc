@@ -12,7 +12,8 @@ Sha256Digest TensorDigest(DType dtype, const Shape& shape, const void* data, Thr
   std::vector<Sha256Digest> chunks(DigestChunks(size));
   const auto hash = [&](int64_t i) {
     const int64_t begin = i * kDigestChunkBytes;
-    chunks[i] = Sha256Of(static_cast<const char*>(data) + begin, std::min(kDigestChunkBytes, size - begin));
+    chunks[i] =
+        Sha256Of(static_cast<const char*>(data) + begin, std::min(kDigestChunkBytes, size - begin));
   };
   if (pool != nullptr && chunks.size() > 1) {
     pool->ParallelFor(static_cast<int64_t>(chunks.size()), hash);
@@ -22,7 +23,8 @@ Sha256Digest TensorDigest(DType dtype, const Shape& shape, const void* data, Thr
   return JoinChunkDigests(dtype, shape, chunks);
 }
 
-Sha256Digest JoinChunkDigests(DType dtype, const Shape& shape, std::span<const Sha256Digest> chunks) {
+Sha256Digest JoinChunkDigests(DType dtype, const Shape& shape,
+                              std::span<const Sha256Digest> chunks) {
   TARE_CHECK(static_cast<int64_t>(chunks.size()) ==
              DigestChunks(ElementCount(shape).value() * SizeOf(dtype)));
   Sha256 hash;

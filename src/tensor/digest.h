@@ -25,12 +25,14 @@ inline int64_t DigestChunks(int64_t size_bytes) {
 }
 
 // REQUIRES: `data` is CPU memory holding the whole shape. A null pool runs on the caller.
-Sha256Digest TensorDigest(DType dtype, const Shape& shape, const void* data, ThreadPool* pool = nullptr);
+Sha256Digest TensorDigest(DType dtype, const Shape& shape, const void* data,
+                          ThreadPool* pool = nullptr);
 inline Sha256Digest TensorDigest(const Tensor& tensor, ThreadPool* pool = nullptr) {
   return TensorDigest(tensor.dtype(), tensor.shape(), tensor.data(), pool);
 }
 // For callers that read the bytes anyway: joins chunk digests, which they computed, in order.
 // REQUIRES: chunks.size() == DigestChunks(size of the tensor)
-Sha256Digest JoinChunkDigests(DType dtype, const Shape& shape, std::span<const Sha256Digest> chunks);
+Sha256Digest JoinChunkDigests(DType dtype, const Shape& shape,
+                              std::span<const Sha256Digest> chunks);
 
 }  // namespace tare

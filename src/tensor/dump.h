@@ -6,10 +6,10 @@
 //   NAME.dump/records.jsonl           one line a frame, a tensor, or the end of a frame
 //   NAME.dump/tensors-NNNNN.safetensors   payloads
 //
-// A line is appended only after the shard that holds its payload is complete, synced and renamed. So
-// a dump cut at any byte of any file is readable up to the last whole record, and `cut()` says so.
-// What is not promised: that a payload still matches its digest (ask Verify), or durability of records
-// that were not flushed.
+// A line is appended only after the shard that holds its payload is complete, synced and renamed.
+// So a dump cut at any byte of any file is readable up to the last whole record, and `cut()` says
+// so. What is not promised: that a payload still matches its digest (ask Verify), or durability of
+// records that were not flushed.
 
 #include <functional>
 #include <memory>
@@ -27,23 +27,23 @@
 namespace tare {
 
 struct DumpWeights {
-  std::string version;  // as in TapFrame::weight_version
+  std::string version;    // as in TapFrame::weight_version
   Sha256Digest sha256{};  // canonical weight hash
 };
 
 // Goes into manifest.json.
 struct DumpManifest {
-  std::string side;                     // "rollout", "trainer", or a name of the caller's
+  std::string side;  // "rollout", "trainer", or a name of the caller's
   std::vector<DumpWeights> weights;
-  std::vector<std::string> contracts;   // contract IDs in force
-  Json identity = Json::object();       // execution identity: strings, integers, objects of them
+  std::vector<std::string> contracts;  // contract IDs in force
+  Json identity = Json::object();      // execution identity: strings, integers, objects of them
   // Set by the reader.
   bool complete = false;
 };
 
 struct DumpRecord {
-  int64_t seq = 0;       // position among all lines
-  int64_t frame = 0;     // index into frames()
+  int64_t seq = 0;    // position among all lines
+  int64_t frame = 0;  // index into frames()
   TapPoint point;
   DType dtype = DType::kF32;
   Shape shape;

@@ -81,7 +81,8 @@ class Fields {
 };
 
 std::optional<fault::Side> ParseSide(std::string_view name) {
-  for (const fault::Side side : {fault::Side::kNone, fault::Side::kRollout, fault::Side::kTrainer}) {
+  for (const fault::Side side :
+       {fault::Side::kNone, fault::Side::kRollout, fault::Side::kTrainer}) {
     if (fault::SideName(side) == name) return side;
   }
   return std::nullopt;
@@ -124,7 +125,8 @@ Result<TapShard> ParseShard(const Json& json, int64_t rank, const std::string& w
     return DataLoss("{}: axis '{}' is none of tp, cp, ep, pp, dp", where, Printable(s.axis));
   }
   if (!among(s.layout, {"contiguous", "zigzag", "interleaved"})) {
-    return DataLoss("{}: layout '{}' is none of contiguous, zigzag, interleaved", where, Printable(s.layout));
+    return DataLoss("{}: layout '{}' is none of contiguous, zigzag, interleaved", where,
+                    Printable(s.layout));
   }
   return s;
 }
@@ -140,13 +142,15 @@ Status DumpIndex::AddLine(std::string_view text) {
   const Fields f(line, where);
   TARE_ASSIGN_OR_RETURN(const int64_t seq, f.Int("seq", 0, kMaxInt));
   if (seq != lines_) {
-    return DataLoss("{}: seq is {} where {} must follow: a line was lost, added or moved", where, seq, lines_);
+    return DataLoss("{}: seq is {} where {} must follow: a line was lost, added or moved", where,
+                    seq, lines_);
   }
   TARE_ASSIGN_OR_RETURN(const std::string kind, f.String("kind"));
   Status status = kind == "frame"    ? AddFrame(line)
                   : kind == "tensor" ? AddTensor(line)
-                  : kind == "end"    ? AddEnd(line)
-                                     : DataLoss("kind '{}' is none of frame, tensor, end", Printable(kind));
+                  : kind == "end"
+                      ? AddEnd(line)
+                      : DataLoss("kind '{}' is none of frame, tensor, end", Printable(kind));
   if (!status.ok()) return status.Annotate(where);
   ++lines_;
   return Ok();
@@ -154,7 +158,8 @@ Status DumpIndex::AddLine(std::string_view text) {
 
 Status DumpIndex::AddFrame(const Json& line) {
   const Fields f(line, "frame");
-  TARE_RETURN_IF_ERROR(f.CheckKeys({"seq", "kind", "frame", "phase", "side", "weights", "step", "runs"}));
+  TARE_RETURN_IF_ERROR(
+      f.CheckKeys({"seq", "kind", "frame", "phase", "side", "weights", "step", "runs"}));
   if (!frames_.empty() && !frames_.back().ended) {
     return DataLoss("frame {} begins inside frame {}", frames_.size(), frames_.size() - 1);
   }
@@ -226,27 +231,32 @@ Status DumpIndex::AddTensor(const Json& line) {
     }
     r.shape.push_back(d.get<int64_t>());
   }
-  if (r.shape.size() > 32) return DataLoss("shape has {} dimensions, at most 32 are allowed", r.shape.size());
+  if (r.shape.size() > 32)
+    return DataLoss("shape has {} dimensions, at most 32 are allowed", r.shape.size());
   const Result<int64_t> elements = ElementCount(r.shape);
   int64_t bytes = 0;
-  if (!elements.ok() || __builtin_mul_overflow(*elements, SizeOf(r.dtype), &bytes) || bytes > kMaxInt) {
+  if (!elements.ok() || __builtin_mul_overflow(*elements, SizeOf(r.dtype), &bytes) ||
+      bytes > kMaxInt) {
     return DataLoss("shape {} is too large", ShapeToString(r.shape));
   }
   TARE_ASSIGN_OR_RETURN(const Json* shards, f.Array("shards"));
   for (const Json& s : *shards) {
-    TARE_ASSIGN_OR_RETURN(TapShard shard, ParseShard(s, static_cast<int64_t>(r.shape.size()), "shards"));
+    TARE_ASSIGN_OR_RETURN(TapShard shard,
+                          ParseShard(s, static_cast<int64_t>(r.shape.size()), "shards"));
     r.point.shards.push_back(std::move(shard));
   }
   TARE_ASSIGN_OR_RETURN(r.digest, f.Digest("sha256"));
   TARE_ASSIGN_OR_RETURN(r.non_finite, f.Int("non_finite", 0, *elements));
-  if (r.non_finite > 0 && !IsFloat(r.dtype)) return DataLoss("non_finite counts values of a {} tensor", dtype);
+  if (r.non_finite > 0 && !IsFloat(r.dtype))
+    return DataLoss("non_finite counts values of a {} tensor", dtype);
   if (f.Has("payload")) {
     const Fields p(f.at("payload"), "payload");
     TARE_RETURN_IF_ERROR(p.CheckKeys({"shard", "offset"}));
     TARE_ASSIGN_OR_RETURN(r.shard, p.Int("shard", 0, 99999));
     TARE_ASSIGN_OR_RETURN(r.offset, p.Int("offset", 8, kMaxInt - bytes));
     if (r.offset % SizeOf(r.dtype) != 0) {
-      return DataLoss("payload of a {} tensor at offset {} is not aligned to its element", dtype, r.offset);
+      return DataLoss("payload of a {} tensor at offset {} is not aligned to its element", dtype,
+                      r.offset);
     }
   }
   if (r.point.per_row && r.shape.empty()) {
@@ -254,7 +264,8 @@ Status DumpIndex::AddTensor(const Json& line) {
   }
   const std::string key = r.point.role == TapRole::kExpected ? "\n" + r.point.name : r.point.name;
   const auto at = std::lower_bound(names_.begin(), names_.end(), key);
-  if (at != names_.end() && *at == key) return DataLoss("{} is twice in frame {}", Printable(r.point.name), open);
+  if (at != names_.end() && *at == key)
+    return DataLoss("{} is twice in frame {}", Printable(r.point.name), open);
   names_.insert(at, key);
   records_.push_back(std::move(r));
   return Ok();

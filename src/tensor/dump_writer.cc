@@ -27,7 +27,11 @@ int64_t CountIn(const void* data, int64_t begin, int64_t end) {
 Json ShardsJson(const std::vector<TapShard>& shards) {
   Json out = Json::array();
   for (const TapShard& s : shards) {
-    out.push_back({{"axis", s.axis}, {"dim", s.dim}, {"index", s.index}, {"count", s.count}, {"layout", s.layout}});
+    out.push_back({{"axis", s.axis},
+                   {"dim", s.dim},
+                   {"index", s.index},
+                   {"count", s.count},
+                   {"layout", s.layout}});
   }
   return out;
 }
@@ -49,13 +53,26 @@ int64_t CountNonFinite(const Tensor& tensor, ThreadPool* pool) {
   const auto count = [&](int64_t begin, int64_t end) {
     int64_t n = 0;
     switch (tensor.dtype()) {
-      case DType::kF64: n = CountIn<DType::kF64>(tensor.data(), begin, end); break;
-      case DType::kF32: n = CountIn<DType::kF32>(tensor.data(), begin, end); break;
-      case DType::kF16: n = CountIn<DType::kF16>(tensor.data(), begin, end); break;
-      case DType::kBF16: n = CountIn<DType::kBF16>(tensor.data(), begin, end); break;
-      case DType::kE4M3: n = CountIn<DType::kE4M3>(tensor.data(), begin, end); break;
-      case DType::kE5M2: n = CountIn<DType::kE5M2>(tensor.data(), begin, end); break;
-      default: break;
+      case DType::kF64:
+        n = CountIn<DType::kF64>(tensor.data(), begin, end);
+        break;
+      case DType::kF32:
+        n = CountIn<DType::kF32>(tensor.data(), begin, end);
+        break;
+      case DType::kF16:
+        n = CountIn<DType::kF16>(tensor.data(), begin, end);
+        break;
+      case DType::kBF16:
+        n = CountIn<DType::kBF16>(tensor.data(), begin, end);
+        break;
+      case DType::kE4M3:
+        n = CountIn<DType::kE4M3>(tensor.data(), begin, end);
+        break;
+      case DType::kE5M2:
+        n = CountIn<DType::kE5M2>(tensor.data(), begin, end);
+        break;
+      default:
+        break;
     }
     total.fetch_add(n, std::memory_order_relaxed);
   };
@@ -102,8 +119,8 @@ Status DumpWriter::DoBeginFrame(const TapFrame& frame) {
   for (const TapRun& run : frame.runs) {
     const int64_t count = static_cast<int64_t>(run.tokens.size());
     if (run.row < 0 || run.position < 0 || count == 0) {
-      return InvalidArgument("dump {}: run of sequence '{}' has row {}, position {} and {} tokens", path_,
-                             run.sequence, run.row, run.position, count);
+      return InvalidArgument("dump {}: run of sequence '{}' has row {}, position {} and {} tokens",
+                             path_, run.sequence, run.row, run.position, count);
     }
     rows.emplace_back(run.row, run.row + count);
     runs.push_back({{"sequence", run.sequence},
@@ -136,7 +153,8 @@ void DumpWriter::Emit(const TapPoint& point, const Tensor& value) {
 }
 
 Status DumpWriter::DoEmit(const TapPoint& point, const Tensor& value) {
-  if (!in_frame_) return Error(Code::kPrecondition, "dump {}: Emit of {} outside a frame", path_, point.name);
+  if (!in_frame_)
+    return Error(Code::kPrecondition, "dump {}: Emit of {} outside a frame", path_, point.name);
   if (point.name.empty()) return InvalidArgument("dump {}: a point needs a name", path_);
   if (point.per_row && value.rank() < 1) {
     return InvalidArgument("dump {}: {} is a scalar, a per-row tensor has rows", path_, point.name);
@@ -174,7 +192,8 @@ Status DumpWriter::DoEmit(const TapPoint& point, const Tensor& value) {
   ++records_;
   if (keep) {
     pending_bytes_ += host.size_bytes();
-    pending_.push_back({lines_.size() - 1, fmt::format("{}.{}", seq_ - 1, point.name), std::move(host)});
+    pending_.push_back(
+        {lines_.size() - 1, fmt::format("{}.{}", seq_ - 1, point.name), std::move(host)});
   }
   if (pending_bytes_ >= options_.shard_bytes || lines_.size() >= 4096) return Flush();
   return Ok();
@@ -191,8 +210,8 @@ void DumpWriter::EndFrame() {
   in_frame_ = false;
 }
 
-// A shard is a plain safetensors file. Payloads are laid out by falling element size, so that each is
-// aligned to its element without a gap.
+// A shard is a plain safetensors file. Payloads are laid out by falling element size, so that each
+// is aligned to its element without a gap.
 Status DumpWriter::WriteShard() {
   std::stable_sort(pending_.begin(), pending_.end(), [](const Pending& a, const Pending& b) {
     return SizeOf(a.tensor.dtype()) > SizeOf(b.tensor.dtype());
@@ -212,7 +231,8 @@ Status DumpWriter::WriteShard() {
   text.resize((text.size() + 8 + 63) / 64 * 64 - 8, ' ');
   const int64_t data_start = static_cast<int64_t>(text.size()) + 8;
   std::string start(8, '\0');
-  for (int i = 0; i < 8; ++i) start[i] = static_cast<char>(static_cast<uint64_t>(text.size()) >> (8 * i));
+  for (int i = 0; i < 8; ++i)
+    start[i] = static_cast<char>(static_cast<uint64_t>(text.size()) >> (8 * i));
 
   const std::string name = path_ + "/" + DumpShardName(shards_);
   TARE_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file,
@@ -259,9 +279,11 @@ Status DumpWriter::Flush() {
 Status DumpWriter::WriteManifest(bool complete) {
   const DumpManifest& m = options_.manifest;
   Json weights = Json::array();
-  for (const DumpWeights& w : m.weights) weights.push_back({{"version", w.version}, {"sha256", Hex(w.sha256)}});
-  Json manifest = {{"schema", "tare.dump/1"},      {"complete", complete},     {"side", m.side},
-                   {"weights", std::move(weights)}, {"contracts", m.contracts}, {"identity", m.identity}};
+  for (const DumpWeights& w : m.weights)
+    weights.push_back({{"version", w.version}, {"sha256", Hex(w.sha256)}});
+  Json manifest = {{"schema", "tare.dump/1"},  {"complete", complete},
+                   {"side", m.side},           {"weights", std::move(weights)},
+                   {"contracts", m.contracts}, {"identity", m.identity}};
   if (complete) {
     manifest["frames"] = frames_;
     manifest["records"] = records_;

@@ -18,7 +18,8 @@ constexpr std::string_view kSchema = "tare.logprobs/1";
 
 Status ReadTokens(const Json& line, const char* key, std::vector<int32_t>* out) {
   const auto at = line.find(key);
-  if (at == line.end() || !at->is_array()) return DataLoss("'{}' is not an array of token IDs", key);
+  if (at == line.end() || !at->is_array())
+    return DataLoss("'{}' is not an array of token IDs", key);
   out->reserve(at->size());
   for (const Json& t : *at) {
     if (!t.is_number_integer() || t < std::numeric_limits<int32_t>::min() ||
@@ -54,10 +55,11 @@ Status ReadBits(const Json& bits, LogprobSequence* s) {
   for (size_t i = 0; i < bits.size(); ++i) {
     uint64_t word = 0;
     const bool present = !bits[i].is_null();
-    if (present && (!bits[i].is_string() || !ParseHex(bits[i].get_ref<const std::string&>(), digits, &word))) {
+    if (present &&
+        (!bits[i].is_string() || !ParseHex(bits[i].get_ref<const std::string&>(), digits, &word))) {
       return DataLoss("'bits'[{}] is {}, expected {} lower-case hex digits of {} or null", i,
-                      Printable(bits[i].dump(-1, ' ', false, Json::error_handler_t::replace)), digits,
-                      DTypeName(s->dtype));
+                      Printable(bits[i].dump(-1, ' ', false, Json::error_handler_t::replace)),
+                      digits, DTypeName(s->dtype));
     }
     s->words.push_back(word);
     s->present.push_back(present ? 1 : 0);
@@ -87,8 +89,9 @@ Result<LogprobSequence> ParseLogprobLine(std::string_view text) {
   if (!parsed.ok()) return DataLoss("{}", parsed.status().message());
   const Json& line = *parsed;
   if (!line.is_object()) return DataLoss("not an object");
-  static constexpr std::string_view kKnown[] = {"schema", "sequence", "weights", "kind", "prompt", "tokens",
-                                                "dtype",  "bits",     "logprobs", "mask"};
+  static constexpr std::string_view kKnown[] = {"schema",   "sequence", "weights", "kind",
+                                                "prompt",   "tokens",   "dtype",   "bits",
+                                                "logprobs", "mask"};
   for (const auto& [key, value] : line.items()) {
     if (std::find(std::begin(kKnown), std::end(kKnown), key) == std::end(kKnown)) {
       return DataLoss("unknown key '{}'; known are {}", Printable(key), fmt::join(kKnown, ", "));
@@ -108,17 +111,19 @@ Result<LogprobSequence> ParseLogprobLine(std::string_view text) {
   std::string dtype;
   TARE_RETURN_IF_ERROR(ReadString(line, "dtype", &dtype));
   const std::optional<DType> parsed_dtype = ParseDType(dtype);
-  if (!parsed_dtype || !IsFloat(*parsed_dtype)) return DataLoss("'dtype' is '{}', not a float dtype", Printable(dtype));
+  if (!parsed_dtype || !IsFloat(*parsed_dtype))
+    return DataLoss("'dtype' is '{}', not a float dtype", Printable(dtype));
   s.dtype = *parsed_dtype;
   const auto bits = line.find("bits");
   const auto decimals = line.find("logprobs");
   if ((bits == line.end()) == (decimals == line.end())) {
-    return DataLoss("exactly one of 'bits' (hex) and 'logprobs' (decimal, diagnostic-only) is needed");
+    return DataLoss(
+        "exactly one of 'bits' (hex) and 'logprobs' (decimal, diagnostic-only) is needed");
   }
   const Json& values = bits != line.end() ? *bits : *decimals;
   if (!values.is_array() || values.size() != s.tokens.size()) {
-    return DataLoss("'{}' is not an array of {} values, one per token", bits != line.end() ? "bits" : "logprobs",
-                    s.tokens.size());
+    return DataLoss("'{}' is not an array of {} values, one per token",
+                    bits != line.end() ? "bits" : "logprobs", s.tokens.size());
   }
   TARE_RETURN_IF_ERROR(bits != line.end() ? ReadBits(values, &s) : ReadDecimals(values, &s));
   if (const auto mask = line.find("mask"); mask != line.end()) {
@@ -126,7 +131,9 @@ Result<LogprobSequence> ParseLogprobLine(std::string_view text) {
       return DataLoss("'mask' is not an array of {} values, one per token", s.tokens.size());
     }
     for (const Json& m : *mask) {
-      if (m != 0 && m != 1) return DataLoss("'mask'[{}] is {}, allowed are 0 and 1", s.mask.size(), Printable(m.dump()));
+      if (m != 0 && m != 1)
+        return DataLoss("'mask'[{}] is {}, allowed are 0 and 1", s.mask.size(),
+                        Printable(m.dump()));
       s.mask.push_back(m == 1 ? 1 : 0);
     }
   }
@@ -145,9 +152,10 @@ std::string FormatLogprobLine(const LogprobSequence& s) {
       bits.push_back(fmt::format("{:0{}x}", s.words[i], 2 * SizeOf(s.dtype)));
     }
   }
-  Json line = {{"schema", kSchema},    {"sequence", s.sequence}, {"weights", s.weights}, {"kind", s.kind},
-               {"prompt", s.prompt},   {"tokens", s.tokens},     {"dtype", DTypeName(s.dtype)},
-               {"bits", std::move(bits)}};
+  Json line = {{"schema", kSchema},           {"sequence", s.sequence},
+               {"weights", s.weights},        {"kind", s.kind},
+               {"prompt", s.prompt},          {"tokens", s.tokens},
+               {"dtype", DTypeName(s.dtype)}, {"bits", std::move(bits)}};
   if (!s.mask.empty()) line["mask"] = s.mask;
   return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -179,7 +187,8 @@ Result<std::vector<LogprobSequence>> ReadLogprobs(Env* env, const std::string& p
   return parsed;
 }
 
-Status WriteLogprobs(Env* env, const std::string& path, const std::vector<LogprobSequence>& sequences) {
+Status WriteLogprobs(Env* env, const std::string& path,
+                     const std::vector<LogprobSequence>& sequences) {
   std::string text;
   for (const LogprobSequence& s : sequences) text += FormatLogprobLine(s);
   return env->WriteFileAtomic(path, text);

@@ -17,7 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::string line = tare::FormatLogprobLine(s);
     line.pop_back();
     const auto again = tare::ParseLogprobLine(line);
-    if (!again.ok() || again->words != s.words || again->present != s.present || again->tokens != s.tokens) {
+    if (!again.ok() || again->words != s.words || again->present != s.present ||
+        again->tokens != s.tokens) {
       std::abort();
     }
   }

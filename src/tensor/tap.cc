@@ -5,8 +5,10 @@
 namespace tare {
 namespace {
 
-constexpr std::array<std::string_view, 5> kPhases = {"prefill", "decode", "score", "train", "backward"};
-constexpr std::array<std::string_view, 5> kRoles = {"value", "discrete", "mask", "sentinel", "expected"};
+constexpr std::array<std::string_view, 5> kPhases = {"prefill", "decode", "score", "train",
+                                                     "backward"};
+constexpr std::array<std::string_view, 5> kRoles = {"value", "discrete", "mask", "sentinel",
+                                                    "expected"};
 
 template <typename E>
 std::optional<E> Find(const std::array<std::string_view, 5>& names, std::string_view name) {
@@ -19,7 +21,9 @@ std::optional<E> Find(const std::array<std::string_view, 5>& names, std::string_
 }  // namespace
 
 std::string_view TapPhaseName(TapPhase phase) { return kPhases[static_cast<size_t>(phase)]; }
-std::optional<TapPhase> ParseTapPhase(std::string_view name) { return Find<TapPhase>(kPhases, name); }
+std::optional<TapPhase> ParseTapPhase(std::string_view name) {
+  return Find<TapPhase>(kPhases, name);
+}
 std::string_view TapRoleName(TapRole role) { return kRoles[static_cast<size_t>(role)]; }
 std::optional<TapRole> ParseTapRole(std::string_view name) { return Find<TapRole>(kRoles, name); }
 
