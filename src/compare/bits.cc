@@ -105,6 +105,18 @@ uint64_t Distance(Word a, Word b) {
   }
 }
 
+// The weight of the last mantissa bit, by exponent field: a table, because ldexp is a call.
+template <typename Format>
+std::array<double, size_t{1} << Format::kExponentBits> ScalesOf() {
+  std::array<double, size_t{1} << Format::kExponentBits> scales{};
+  constexpr int kBias = (1 << (Format::kExponentBits - 1)) - 1;
+  for (int e = 0; e < static_cast<int>(scales.size()); ++e) {
+    scales[static_cast<size_t>(e)] =
+        std::ldexp(1.0, std::max(e, 1) - kBias - Format::kMantissaBits);
+  }
+  return scales;
+}
+
 template <typename Format, typename Word = typename Format::Word>
 double ToDouble(Word w) {
   if constexpr (!Format::kIsFloat) {
@@ -121,17 +133,16 @@ double ToDouble(Word w) {
     const bool negative = (w & Format::kSign) != 0;
     const int exponent = static_cast<int>((w & Format::kMagnitude) >> Format::kMantissaBits);
     const int mantissa = static_cast<int>(w & ((Word{1} << Format::kMantissaBits) - 1));
-    constexpr int kBias = (1 << (Format::kExponentBits - 1)) - 1;
     double value;
     if (!FiniteWord<Format>(w)) {
       const bool infinite = Format::kNonFiniteMask != Format::kMagnitude && mantissa == 0;
       value = infinite ? std::numeric_limits<double>::infinity()
                        : std::numeric_limits<double>::quiet_NaN();
-    } else if (exponent == 0) {
-      value = std::ldexp(mantissa, 1 - kBias - Format::kMantissaBits);
     } else {
-      value = std::ldexp((1 << Format::kMantissaBits) + mantissa,
-                         exponent - kBias - Format::kMantissaBits);
+      // Exact: a small integer times a power of two.
+      static const auto kScales = ScalesOf<Format>();
+      const int significand = exponent == 0 ? mantissa : (1 << Format::kMantissaBits) + mantissa;
+      value = significand * kScales[static_cast<size_t>(exponent)];
     }
     return negative ? -value : value;
   }
