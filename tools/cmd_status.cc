@@ -104,7 +104,14 @@ int Run(const Options& options) {
     fmt::print("run {} at {} is {}: {}\n", run["run"].get<std::string>(), run["step"].get<std::string>(),
                run["state"].get<std::string>(), run["why"].get<std::string>());
   }
-  for (const auto& [key, text] : state.questions) fmt::print("question: {}\n", Printable(text));
+  if (!options.explain && !state.questions.empty()) {
+    fmt::print("{} open questions, the first: {}{}\n", state.questions.size(),
+               Printable(state.questions.begin()->first),
+               state.questions.size() == 1 ? "" : "; --explain asks all of them");
+  }
+  for (const auto& [key, text] : state.questions) {
+    if (options.explain) fmt::print("question: {}\n", Printable(text));
+  }
   if (options.explain) {
     const auto* authority = workflow::AuthorityInForce(state, UINT64_MAX);
     if (authority == nullptr) {

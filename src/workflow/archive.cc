@@ -63,8 +63,10 @@ Result<std::vector<Finding>> CheckArchive(Env* env, const std::string& dir) {
   for (const TreeEntry& e : tree) {
     if (expected.count(e.path) != 0 || IsGenerated(e.path)) continue;
     const std::string name = e.path.substr(e.path.find_last_of('/') + 1);
-    const auto home = by_name.find({name, e.info.size_bytes});
-    if (home != by_name.end() && present.count(home->second) == 0) {
+    const auto [first, last] = by_name.equal_range({name, e.info.size_bytes});
+    const auto home =
+        std::find_if(first, last, [&](const auto& entry) { return present.count(entry.second) == 0; });
+    if (home != last) {
       out.push_back({std::string(reason::kMisplacedFile), Printable(e.path),
                      "it was recorded at " + home->second});
       continue;

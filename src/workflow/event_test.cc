@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "base/sha256.h"
 #include "workflow/event_log.h"
 #include "workflow/layout.h"

@@ -5,6 +5,7 @@
 
 #include "base/reasons.h"
 #include "base/sha256.h"
+#include "base/thread_pool.h"
 #include "workflow/index.h"
 #include "workflow/layout.h"
 #include "workflow/process.h"
@@ -46,6 +47,19 @@ Result<TaskConfig> UserLayer(Env* env, const InitOptions& options) {
   return user;
 }
 
+// Every event of a verified scan, in order; large logs on all CPUs.
+std::vector<Result<Event>> ParseLines(const LogScan& scan) {
+  const int64_t n = static_cast<int64_t>(scan.lines.size());
+  std::vector<Result<Event>> out(scan.lines.size(), Result<Event>(DataLoss("not parsed")));
+  ThreadPool pool(n < 4096 ? 1 : 0);
+  pool.ParallelRanges(n, 512, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      out[static_cast<size_t>(i)] = ParseEvent(scan.lines[static_cast<size_t>(i)], false);
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 Status EnsurePlainDir(Env* env, const std::string& path) {
@@ -74,8 +88,7 @@ Result<TaskView> ReadTask(Env* env, const std::string& dir) {
   TaskView view;
   view.dir = dir;
   TARE_ASSIGN_OR_RETURN(view.log, ReadLog(env, dir));
-  for (const std::string_view line : view.log.scan.lines) {
-    auto event = ParseEvent(line, false);
+  for (const Result<Event>& event : ParseLines(view.log.scan)) {
     if (!event.ok()) {
       view.state.problems.push_back({view.state.events, event.status().message()});
       ++view.state.events;
@@ -110,11 +123,11 @@ Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const
   const bool has_log = env->Stat(log_path).ok();
   if (has_log) {
     TARE_ASSIGN_OR_RETURN(const TaskView view, ReadTask(env, dir));
-    if (!view.log.scan.broken.ok() || !view.state.task_id.empty()) {
+    if (!view.log.scan.broken.ok() || view.state.config() != nullptr) {
       return Error(Code::kAlreadyExists, "{} is a task already ({}); one directory holds one task",
                    Printable(dir), view.state.task_id.empty() ? "its log is broken" : view.state.task_id);
     }
-    // An init that was cut short before its first event: nothing was acknowledged, so go on.
+    // An init that was cut short before its configuration was recorded was not acknowledged: go on.
   } else {
     TARE_ASSIGN_OR_RETURN(const std::vector<std::string> names, env->List(dir));
     for (const std::string& name : names) {
@@ -133,16 +146,22 @@ Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const
   task->actor_ = actor;
   if (has_log) {
     TARE_ASSIGN_OR_RETURN(task->log_, EventLog::Open(env, dir, actor));
+    for (const Result<Event>& event : ParseLines(task->log_->opened().scan)) {
+      if (!event.ok()) return event.status();
+      task->state_.Apply(*event);
+    }
     for (const Event& e : task->log_->recovery_events()) task->state_.Apply(e);
   } else {
     TARE_ASSIGN_OR_RETURN(task->log_, EventLog::Create(env, dir, actor));
   }
   TARE_RETURN_IF_ERROR(env->WriteFileAtomic(JoinPath(dir, kTaskFile), toml));
-  EventDraft draft;
-  draft.run_id = NewRunId(env);
-  draft.type = "task-created";
-  draft.data = {{"schema", "tare-task-1"}, {"tool", kToolVersion}};
-  TARE_RETURN_IF_ERROR(task->Append(draft).status());
+  if (task->state_.task_id.empty()) {
+    EventDraft draft;
+    draft.run_id = NewRunId(env);
+    draft.type = "task-created";
+    draft.data = {{"schema", "tare-task-1"}, {"tool", kToolVersion}};
+    TARE_RETURN_IF_ERROR(task->Append(draft).status());
+  }
   // Origins as merged, values as written: the log keeps where each came from.
   TARE_RETURN_IF_ERROR(task->RecordConfig(merged.config, toml, "init", report));
   TARE_RETURN_IF_ERROR(task->WriteIndexes());
@@ -155,12 +174,12 @@ Result<std::unique_ptr<Task>> Task::Open(Env* env, const std::string& dir, const
   task->dir_ = dir;
   task->actor_ = actor;
   TARE_ASSIGN_OR_RETURN(task->log_, EventLog::Open(env, dir, actor));
-  for (const std::string_view line : task->log_->opened().scan.lines) {
-    TARE_ASSIGN_OR_RETURN(const Event event, ParseEvent(line, false));
-    task->state_.Apply(event);
+  for (const Result<Event>& event : ParseLines(task->log_->opened().scan)) {
+    if (!event.ok()) return event.status();
+    task->state_.Apply(*event);
   }
   for (const Event& e : task->log_->recovery_events()) task->state_.Apply(e);
-  if (task->state_.task_id.empty()) {
+  if (task->state_.config() == nullptr) {
     return Error(Code::kPrecondition, "{} holds no task yet: `tare init` was cut short, run it again",
                  Printable(dir));
   }
@@ -270,7 +289,10 @@ Status Task::Record(const RunRecord& run, const std::string& path, Role role, st
     s.identity_path = identity->path;
     s.identity_sha256 = identity->sha256;
   }
-  s.inputs = run.dependencies;
+  for (const Dependency& d : run.dependencies) {
+    // Configuration values are in the linked configuration; a task has dozens of them.
+    if (d.type != DependencyType::kConfig) s.inputs.push_back(d);
+  }
   s.started = run.started;
   s.finished = FormatUtc(env_->NowNs());
   TARE_ASSIGN_OR_RETURN(const std::string sidecar, EncodeSidecar(s));

@@ -117,7 +117,7 @@ class Collector {
         auto json = ToJson(node, 0);
         auto text = json.ok() ? CanonicalValue(*spec, *json) : Result<std::string>(json.status());
         if (!text.ok()) {
-          Fail(node, "", text.status().message());
+          Fail(node, json.ok() ? "" : key, text.status().message());
         } else {
           config_.values[key] = {*text, fmt::format("{}: {} line {}", kind_, name_, Line(node))};
         }

@@ -43,6 +43,7 @@ class TempDir {
 class TestEnv : public Env {
  public:
   Result<std::unique_ptr<ReadableFile>> OpenReadable(const std::string& path) override {
+    if (path == unreadable) return Error(Code::kIo, "open {}: Permission denied", path);
     return Env::Real()->OpenReadable(path);
   }
   Result<std::unique_ptr<WritableFile>> OpenWritable(const std::string& path, Mode mode) override {
@@ -78,6 +79,7 @@ class TestEnv : public Env {
   int64_t now_ns = 0;  // 0: the real clock
   int64_t step_ns = 1000;
   int64_t syncs = 0;
+  std::string unreadable;  // opening this path fails, as root cannot be made to fail
   Status next_append;  // the next append to any file fails with this
 
  private:
