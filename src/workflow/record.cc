@@ -159,7 +159,12 @@ Result<std::string> RunConfig(Env* env, const State& state, const std::vector<st
   return text + "\n";
 }
 
-std::vector<std::string> MappedLibraries(int64_t pid) {
+// What the process has mapped as code; nothing while it is still our own image before its exec.
+std::vector<std::string> MappedLibraries(int64_t pid, const std::string& executable) {
+  char now[PATH_MAX] = {}, own[PATH_MAX] = {};
+  if (::readlink(fmt::format("/proc/{}/exe", pid).c_str(), now, sizeof(now) - 1) < 0) return {};
+  if (::readlink("/proc/self/exe", own, sizeof(own) - 1) < 0) return {};
+  if (std::strcmp(now, own) == 0 && executable != own) return {};
   std::set<std::string> out;
   std::ifstream maps(fmt::format("/proc/{}/maps", pid));
   for (std::string line; std::getline(maps, line);) {
@@ -251,6 +256,8 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
   if (executable.empty()) {
     return Error(Code::kNotFound, "{}: no such command", Printable(options.command[0]));
   }
+  char resolved[PATH_MAX] = {};
+  if (::realpath(executable.c_str(), resolved) == nullptr) return Errno("realpath", executable, errno);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return Errno("fork", options.command[0], errno);
@@ -278,7 +285,9 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
   std::set<std::string> libraries;
   const std::string heartbeat = JoinPath(run_dir, kHeartbeatFile);
   int64_t next_beat = 0;
-  int64_t next_look = env->MonotonicNs() + 50'000'000;
+  // A program loads most libraries as it starts: look often then, and at every heartbeat.
+  const int64_t start = env->MonotonicNs();
+  int64_t next_look = start;
   bool open[2] = {true, true};
   bool exited = false;
   int status = 0;
@@ -291,8 +300,8 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
       next_look = std::min(next_look, now);
     }
     if (now >= next_look) {
-      for (std::string& l : MappedLibraries(child)) libraries.insert(std::move(l));
-      next_look = INT64_MAX;
+      for (std::string& l : MappedLibraries(child, resolved)) libraries.insert(std::move(l));
+      next_look = now - start < 300'000'000 ? now + 200'000 : INT64_MAX;
     }
     pollfd polls[2];
     nfds_t count = 0;
@@ -300,7 +309,7 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
       if (open[i]) polls[count++] = {pipes[i].from, POLLIN, 0};
     }
     // A grandchild may hold the pipes open after the command itself has ended.
-    if (::poll(polls, count, exited ? 200 : 20) > 0) {
+    if (::poll(polls, count, exited ? 200 : now - start < 20'000'000 ? 0 : now - start < 300'000'000 ? 2 : 20) > 0) {
       for (int i = 0; i < 2; ++i) {
         for (nfds_t k = 0; k < count; ++k) {
           if (open[i] && polls[k].fd == pipes[i].from && polls[k].revents != 0) open[i] = pipes[i].Pump();

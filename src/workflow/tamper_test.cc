@@ -305,6 +305,20 @@ TEST(Tamper, NamesNeverReachATerminalRaw) {
   EXPECT_NE(report->findings[0].where.find("evil"), std::string::npos);
 }
 
+TEST(Archive, TheExampleInTheRepositoryVerifies) {  // DOC-30
+  const std::string dir = TARE_SOURCE_DIR "/tests/data/ledger/example";
+  TestEnv env;
+  VerifyOptions options = OneThread();
+  options.checkpoint = *ParseCheckpoint(*env.ReadFile(dir + ".checkpoint"));
+  auto report = VerifyTask(&env, dir, options);
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->verdict, Verdict::kPass);
+  EXPECT_TRUE(report->findings.empty()) << report->findings[0].where;
+  EXPECT_EQ(report->signoffs, 2u);
+  EXPECT_TRUE(CheckArchive(&env, dir)->empty());
+  EXPECT_EQ(RunTool(PythonCommand("dirs " + dir)), "0");
+}
+
 TEST(Archive, MovesWithLinksAndItsCheckFindsStrays) {  // GEN-19, DOC-30
   TempDir dir;
   TestEnv env;
