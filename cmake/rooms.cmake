@@ -4,6 +4,8 @@
 #   *_test.cc   GoogleTest, one binary per folder. A test whose name contains `Slow` carries the
 #               label `slow`, `MultiRank` the label `multi_rank`, `Cuda` the label `cuda`; every
 #               other test carries `cpu`.
+#   *_cuda.cc, *_cuda_test.cc, *.cu only where nvcc is found (TARE_WITH_CUDA).
+#   *_cuda_bench.cc a program of its own, bench/<stem>, for a machine with a GPU.
 #   *_bench.cc  linked into `tare_bench_lib`, registered at start-up.
 #   *_fuzz.cc   a libFuzzer target (clang only, TARE_FUZZ=ON), else a corpus-replay test.
 # DEPS is the whole list of rooms that this one may include; tests/include_graph_test.cc holds the
@@ -15,12 +17,15 @@ function(tare_room name)
   set(fuzzers ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cc$")
-  list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cc$")
+  set(cuda_benches ${sources})
+  list(FILTER cuda_benches INCLUDE REGEX "_cuda_bench\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|fuzz|cuda_bench)\\.cc$")
   if(NOT sources)
     message(FATAL_ERROR "room ${name} has no source")
   endif()
   if(NOT TARE_WITH_CUDA)
     list(FILTER sources EXCLUDE REGEX "_cuda\\.cc$")
+    list(FILTER tests EXCLUDE REGEX "_cuda_test\\.cc$")
   endif()
   add_library(tare_${name} STATIC ${sources})
   if(TARE_WITH_CUDA)
@@ -40,6 +45,14 @@ function(tare_room name)
   list(TRANSFORM deps PREPEND tare_)
   target_link_libraries(tare_${name} PUBLIC ${deps} ${R_LIBS} tare_fp tare_warnings ${simd})
   set_property(GLOBAL APPEND PROPERTY TARE_ROOMS ${name})
+  if(TARE_WITH_CUDA)
+    foreach(b ${cuda_benches})
+      get_filename_component(stem ${b} NAME_WE)
+      add_executable(${stem} ${b})
+      target_link_libraries(${stem} PRIVATE tare_${name})
+      set_target_properties(${stem} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
+    endforeach()
+  endif()
 
   # One test binary per folder.
   set(folders "")
