@@ -3,6 +3,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef TARE_WITH_CUDA
+#include "tensor/device_memory.h"
+#endif
+
 namespace tare {
 
 std::string ShapeToString(const Shape& shape) {
@@ -27,12 +31,21 @@ Result<Tensor> Tensor::Allocate(DType dtype, Shape shape, Device device) {
     return InvalidArgument("a {} tensor of shape {} has more than 2^63 bytes", DTypeName(dtype),
                            ShapeToString(shape));
   }
-  if (device != Device::kCpu) return Unsupported("no memory on device {} yet", DeviceName(device));
+#ifndef TARE_WITH_CUDA
+  if (device != Device::kCpu) return Unsupported("this build has no {} part", DeviceName(device));
+#endif
   Tensor t;
   t.dtype_ = dtype;
   t.device_ = device;
   t.shape_ = std::move(shape);
   t.elements_ = elements;
+#ifdef TARE_WITH_CUDA
+  if (size > 0 && device == Device::kCuda) {
+    TARE_ASSIGN_OR_RETURN(t.owner_, AllocateCuda(static_cast<size_t>(size)));
+    t.data_ = t.owner_.get();
+    return t;
+  }
+#endif
   if (size > 0) {
     const size_t padded = (static_cast<size_t>(size) + 63) / 64 * 64;
     void* data = std::aligned_alloc(64, padded);
@@ -108,15 +121,25 @@ Result<Tensor> Tensor::BitCast(DType dtype) const {
   return t;
 }
 
-Result<Tensor> Tensor::Clone() const {
-  TARE_ASSIGN_OR_RETURN(Tensor t, Allocate(dtype_, shape_, device_));
-  if (size_bytes() > 0) std::memcpy(t.mutable_data(), data_, static_cast<size_t>(size_bytes()));
-  return t;
-}
+Result<Tensor> Tensor::Clone() const { return CopyTo(device_); }
 
 Result<Tensor> Tensor::To(Device device) const {
   if (device == device_) return *this;
-  return Unsupported("no copy from {} to {} yet", DeviceName(device_), DeviceName(device));
+  return CopyTo(device);
+}
+
+Result<Tensor> Tensor::CopyTo(Device device) const {
+  TARE_ASSIGN_OR_RETURN(Tensor t, Allocate(dtype_, shape_, device));
+  if (size_bytes() == 0) return t;
+  const auto bytes = static_cast<size_t>(size_bytes());
+#ifdef TARE_WITH_CUDA
+  if (device == Device::kCuda || device_ == Device::kCuda) {
+    TARE_RETURN_IF_ERROR(CopyBytesCuda(t.mutable_data(), device, data_, device_, bytes));
+    return t;
+  }
+#endif
+  std::memcpy(t.mutable_data(), data_, bytes);
+  return t;
 }
 
 }  // namespace tare
