@@ -1,0 +1,79 @@
+#include "ops/cuda/cublas_peer.h"
+#include "tensor/cuda_status.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+namespace tare::ops::cuda {
+namespace {
+
+// The few declarations needed, as in cublas_api.h.
+using Handle = void*;
+using CreateFn = int (*)(Handle*);
+using SetStreamFn = int (*)(Handle, cudaStream_t);
+using SetWorkspaceFn = int (*)(Handle, void*, size_t);
+using GetVersionFn = int (*)(Handle, int*);
+using GemmExFn = int (*)(Handle, int trans_a, int trans_b, int m, int n, int k, const void* alpha,
+                         const void* a, int a_type, int lda, const void* b, int b_type, int ldb,
+                         const void* beta, void* c, int c_type, int ldc, int compute_type,
+                         int algo);
+constexpr int kNoTranspose = 0, kTranspose = 1;
+constexpr int kTypeF32 = 0, kTypeBf16 = 14;
+constexpr int kComputeF32 = 68;
+constexpr int kDefaultAlgo = -1;
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what PyTorch gives it on Hopper
+
+}  // namespace
+
+Result<CublasPeer> CublasPeer::Open() {
+  void* library = nullptr;
+  const char* named = std::getenv("TARE_CUBLAS");
+  for (const char* path : {named, "libcublas.so.13", "libcublas.so.12"}) {
+    if (path != nullptr && library == nullptr) library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  }
+  if (library == nullptr) {
+    return Error(Code::kNotFound,
+                 "cuBLAS not found; set TARE_CUBLAS to the path of libcublas.so.13: {}", dlerror());
+  }
+  const auto create = reinterpret_cast<CreateFn>(dlsym(library, "cublasCreate_v2"));
+  const auto get_version = reinterpret_cast<GetVersionFn>(dlsym(library, "cublasGetVersion_v2"));
+  CublasPeer peer;
+  peer.gemm_ = dlsym(library, "cublasGemmEx");
+  peer.set_workspace_ = dlsym(library, "cublasSetWorkspace_v2");
+  peer.set_stream_ = dlsym(library, "cublasSetStream_v2");
+  if (create == nullptr || peer.set_stream_ == nullptr || peer.set_workspace_ == nullptr ||
+      get_version == nullptr || peer.gemm_ == nullptr) {
+    return Unsupported("the cuBLAS that was found lacks an entry point of its v2 interface");
+  }
+  TARE_CUDA_RETURN_IF_ERROR(cudaMalloc(&peer.workspace_, kWorkspaceBytes));
+  int version = 0;
+  if (create(&peer.handle_) != 0 || get_version(peer.handle_, &version) != 0) {
+    return Error(Code::kInternal, "cuBLAS could not be set up");
+  }
+  peer.version_ = std::to_string(version);
+  return peer;
+}
+
+Status CublasPeer::Gemm(cudaStream_t stream, bool trans_a, bool trans_b, int64_t m, int64_t n,
+                        int64_t k, const void* a, const void* b, void* d, bool d_f32,
+                        bool accumulate) const {
+  // Column-major cuBLAS sees d as [n, m] = b a.
+  const float alpha = 1.0f;
+  const float beta = accumulate ? 1.0f : 0.0f;
+  // Setting the stream gives up the workspace, so both are set before every call.
+  int status = reinterpret_cast<SetStreamFn>(set_stream_)(handle_, stream);
+  if (status == 0)
+    status = reinterpret_cast<SetWorkspaceFn>(set_workspace_)(handle_, workspace_, kWorkspaceBytes);
+  if (status != 0)
+    return Error(Code::kInternal, "cuBLAS refused its stream or workspace: status {}", status);
+  status = reinterpret_cast<GemmExFn>(gemm_)(
+      handle_, trans_b ? kNoTranspose : kTranspose, trans_a ? kTranspose : kNoTranspose,
+      static_cast<int>(n), static_cast<int>(m), static_cast<int>(k), &alpha, b, kTypeBf16,
+      static_cast<int>(trans_b ? n : k), a, kTypeBf16, static_cast<int>(trans_a ? m : k), &beta, d,
+      d_f32 ? kTypeF32 : kTypeBf16, static_cast<int>(n), kComputeF32, kDefaultAlgo);
+  if (status != 0) return Error(Code::kInternal, "cublasGemmEx gave status {}", status);
+  return Ok();
+}
+
+}  // namespace tare::ops::cuda
