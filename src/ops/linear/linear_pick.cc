@@ -1,0 +1,105 @@
+// Which Hopper kernel runs a contraction. A pure function of shape and SM count; no bit depends on
+// it.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+
+#include "ops/linear/linear_cuda.h"
+
+namespace tare::ops::linear::gpu {
+namespace {
+
+std::span<const GemmConfig> Configs(Pass pass) {
+  switch (pass) {
+    case Pass::kForward:
+      return kForwardConfigs;
+    case Pass::kDx:
+      return kDxConfigs;
+    case Pass::kDw:
+      return kDwConfigs;
+  }
+  return {};
+}
+
+// Units up to which the f32 output goes through memory for each; with more it stays in registers.
+constexpr int kMostUnitsThroughMemory = 2;
+
+bool Holds(const GemmConfig& c, Pass pass, int chains) {
+  if (pass == Pass::kDw) return (c.levels == 0) == (chains <= kMostUnitsThroughMemory);
+  return (1 << c.levels) >= chains;
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Time of a schedule in cycles for each 64 k, on a model with two limits of one SM: the matrix unit
+// (a tile of 128 x 256 takes 1,024 cycles) and the bytes that reach its shared memory (56 a cycle,
+// measured on an H200: tiles of 128 x 64 and 128 x 96 ran at that). Whole waves; ties go to fewer
+// tiles. Decode is bound by memory whatever the tile: there the narrowest tile that still fits one
+// wave brings the most SMs to bear, and beyond one wave 96 columns measured best.
+double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, const Arch& arch) {
+  const int64_t tile_m = c.bm * c.cluster_m;
+  const int64_t tile_n = c.bn * c.cluster_n;
+  const int64_t at_once = std::max<int64_t>(1, arch.sms / c.cluster()) * c.ctas;
+  const int64_t waves = CeilDiv(CeilDiv(m, tile_m) * CeilDiv(n, tile_n), at_once);
+  const double compute = c.bm * c.bn / 32.0;
+  const double ingest = (c.bm + c.bn) * 128.0 / 56.0;
+  double cost =
+      static_cast<double>(waves) * (std::max(compute, ingest) * (1 + 0.05 * c.levels) + 30);
+  // One consumer warpgroup is for few rows, two are for more.
+  const bool few = pass != Pass::kDw && m <= 64;
+  if (few != (c.consumers == 1)) cost += 1e9;
+  if (few && pass == Pass::kForward && waves > 1) cost = 1e6 - c.bn;
+  return cost;
+}
+
+}  // namespace
+
+const GemmConfig& Schedule::gemm() const {
+  const auto configs = Configs(pass);
+  TARE_CHECK(config >= 0 && config < static_cast<int>(configs.size()))
+      << "no Hopper kernel " << config;
+  return configs[static_cast<size_t>(config)];
+}
+
+std::string Schedule::Kernel() const {
+  const char* name = pass == Pass::kForward ? "fwd" : pass == Pass::kDx ? "bwd_dx" : "bwd_dw";
+  if (config < 0) return fmt::format("linear_{}_generic", name);
+  return fmt::format("linear_{}_wgmma_{}x{}", name, gemm().bm, gemm().bn);
+}
+
+std::string Schedule::ToString() const {
+  if (config < 0) return "tile=64x64x16";
+  const GemmConfig& c = gemm();
+  std::string text =
+      fmt::format("tile={}x{}x{} stages={} consumers={}", c.bm, c.bn, c.bk, c.stages, c.consumers);
+  if (c.alternate) text += " alternate";
+  if (c.cluster() > 1) text += fmt::format(" cluster={}x{}", c.cluster_m, c.cluster_n);
+  if (c.ctas > 1) text += fmt::format(" ctas={}", c.ctas);
+  if (c.levels > 0) text += fmt::format(" levels={}", c.levels);
+  if (c.stream_b) text += " stream_b";
+  if (c.prefetch != Prefetch::kNone)
+    text += c.prefetch == Prefetch::kThis ? " prefetch=this" : " prefetch=next";
+  return text + fmt::format(" group={}", group_m);
+}
+
+Schedule Pick(Pass pass, int64_t m, int64_t n, int64_t k, int chains, const Arch& arch) {
+  (void)k;  // every tile walks all of k
+  const auto configs = Configs(pass);
+  Schedule best{.pass = pass};
+  double best_cost = 0;
+  for (int i = 0; i < static_cast<int>(configs.size()); ++i) {
+    const GemmConfig& c = configs[static_cast<size_t>(i)];
+    if (!Holds(c, pass, chains)) continue;
+    const double cost = Cost(c, pass, m, n, arch);
+    if (best.config < 0 || cost < best_cost) {
+      best.config = i;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+}  // namespace tare::ops::linear::gpu
