@@ -121,25 +121,30 @@ Result<Tensor> Tensor::BitCast(DType dtype) const {
   return t;
 }
 
-Result<Tensor> Tensor::Clone() const { return CopyTo(device_); }
+namespace {
+
+Result<Tensor> Copy(const Tensor& from, Device device) {
+  TARE_ASSIGN_OR_RETURN(Tensor to, Tensor::Allocate(from.dtype(), from.shape(), device));
+  if (from.size_bytes() == 0) return to;
+  const auto bytes = static_cast<size_t>(from.size_bytes());
+#ifdef TARE_WITH_CUDA
+  if (device == Device::kCuda || from.device() == Device::kCuda) {
+    TARE_RETURN_IF_ERROR(
+        CopyBytesCuda(to.mutable_data(), device, from.data(), from.device(), bytes));
+    return to;
+  }
+#endif
+  std::memcpy(to.mutable_data(), from.data(), bytes);
+  return to;
+}
+
+}  // namespace
+
+Result<Tensor> Tensor::Clone() const { return Copy(*this, device_); }
 
 Result<Tensor> Tensor::To(Device device) const {
   if (device == device_) return *this;
-  return CopyTo(device);
-}
-
-Result<Tensor> Tensor::CopyTo(Device device) const {
-  TARE_ASSIGN_OR_RETURN(Tensor t, Allocate(dtype_, shape_, device));
-  if (size_bytes() == 0) return t;
-  const auto bytes = static_cast<size_t>(size_bytes());
-#ifdef TARE_WITH_CUDA
-  if (device == Device::kCuda || device_ == Device::kCuda) {
-    TARE_RETURN_IF_ERROR(CopyBytesCuda(t.mutable_data(), device, data_, device_, bytes));
-    return t;
-  }
-#endif
-  std::memcpy(t.mutable_data(), data_, bytes);
-  return t;
+  return Copy(*this, device);
 }
 
 }  // namespace tare

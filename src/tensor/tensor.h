@@ -67,7 +67,6 @@ class Tensor {
 
  private:
   void CheckTyped(size_t size) const;
-  Result<Tensor> CopyTo(Device device) const;
 
   DType dtype_ = DType::kF32;
   Device device_ = Device::kCpu;

@@ -17,14 +17,11 @@ enum class Prefetch : uint8_t { kNone, kThis, kNext };
 enum class Chains : uint8_t { kTree, kUnits };
 
 struct GemmConfig {
-  int bm = 128;       // rows of a in a tile, a multiple of 64 * consumers
-  int bn = 256;       // rows of b in a tile: 16, 32, 48, 64, 96, 128, 192 or 256
-  int bk = 64;        // k of a stage, a multiple of 64
-  int stages = 4;     // of the ring in shared memory
-  int consumers = 2;  // warpgroups that multiply: 1 or 2
-  // false: the consumers share every tile by rows. true: they take whole tiles in turn, so that one
-  // writes its output while the other multiplies.
-  bool alternate = false;
+  int bm = 128;          // rows of a in a tile, a multiple of 64 * consumers
+  int bn = 256;          // rows of b in a tile: 16, 32, 48, 64, 96, 128, 192 or 256
+  int bk = 64;           // k of a stage, a multiple of 64
+  int stages = 4;        // of the ring in shared memory
+  int consumers = 2;     // warpgroups that multiply: 1 or 2
   int cluster_m = 1;     // CTAs of a cluster that sit above each other and share rows of b
   int cluster_n = 1;     // CTAs of a cluster that sit abreast and share rows of a
   bool trans_a = false;  // a lies [k, i] in memory (row index innermost); else [i, k]
@@ -49,9 +46,8 @@ struct GemmConfig {
     return 1024 + stages * stage_bytes() + epilogue_bytes() + stages * 16;
   }
   TARE_HD constexpr int cluster() const { return cluster_m * cluster_n; }
-  // Row blocks of 64 that a warpgroup holds, and warpgroups that read a stage.
-  TARE_HD constexpr int blocks() const { return bm / 64 / (alternate ? 1 : consumers); }
-  TARE_HD constexpr int readers() const { return alternate ? 1 : consumers; }
+  // Row blocks of 64 that a warpgroup holds.
+  TARE_HD constexpr int blocks() const { return bm / 64 / consumers; }
   // f32 registers a thread needs for accumulators and saved sums.
   TARE_HD constexpr int accumulators() const { return blocks() * (bn / 2) * (1 + levels); }
 };
@@ -77,7 +73,6 @@ struct GemmArgs {
   int a_rows;        // rows of a that a box holds when a lies [i, k]: bm, or fewer when m is small
   bool out_f32;      // kTree: f32 output, else bf16
   bool pairs;        // columns 2j and 2j + 1 of y may be written as one aligned word
-  bool prefetch;     // kUnits: rows of y are aligned to 16 bytes
   bool out_tma;      // bf16 output through `map_y`
   void* y;           // [m, n], rows y_stride elements apart
   int64_t y_stride;
@@ -88,11 +83,12 @@ struct GemmArgs {
 constexpr int kSharedLimit = 232448;  // bytes a Hopper CTA may ask for
 
 constexpr bool Valid(const GemmConfig& c) {
-  return c.bm % (c.alternate ? 64 : 64 * c.consumers) == 0 && c.bk % 64 == 0 &&
+  return c.bm % (64 * c.consumers) == 0 && c.bk % 64 == 0 &&
          (c.shared_bytes() + 1024) * c.ctas <= kSharedLimit + 1024 &&
          (c.consumers == 1 || c.consumers == 2) &&
          c.accumulators() <= (c.consumers == 1 ? 208 : 192) && (!c.staged || c.bn % 64 == 0) &&
          (!c.trans_a || c.bm % 64 == 0) && (!c.trans_b || c.bn % 64 == 0) && c.cluster() <= 4 &&
+         (c.cluster_m == 1 || c.cluster_n == 1) &&
          (c.trans_a ? c.bm / 64 : c.bm / 8) % c.cluster_n == 0 &&
          (c.trans_b ? c.bn / 64 : c.bn / 8) % c.cluster_m == 0;
 }
@@ -105,25 +101,15 @@ inline constexpr GemmConfig kForwardConfigs[] = {
     {.bm = 64, .bn = 48, .bk = 128, .stages = 8, .consumers = 1, .staged = false},
     {.bm = 64, .bn = 64, .bk = 128, .stages = 7, .consumers = 1, .staged = false},
     {.bm = 64, .bn = 96, .bk = 64, .stages = 11, .consumers = 1, .staged = false},
-    {.bm = 64, .bn = 96, .bk = 64, .stages = 5, .consumers = 1, .ctas = 2, .staged = false},
-    {.bm = 64,
-     .bn = 96,
-     .bk = 64,
-     .stages = 5,
-     .consumers = 1,
-     .ctas = 2,
-     .stream_b = true,
-     .staged = false},
     {.bm = 64, .bn = 96, .bk = 64, .stages = 11, .consumers = 1, .stream_b = true, .staged = false},
-    {.bm = 64, .bn = 48, .bk = 128, .stages = 8, .consumers = 1, .stream_b = true, .staged = false},
     // Up to a few hundred tokens: one wave of small tiles.
     {.bm = 128, .bn = 32, .bk = 128, .stages = 5, .staged = false},
     {.bm = 128, .bn = 48, .bk = 128, .stages = 5, .staged = false},
     {.bm = 128, .bn = 64, .bk = 64, .stages = 8, .cluster_m = 2},
-    {.bm = 128, .bn = 64, .bk = 64, .stages = 8, .cluster_m = 2, .cluster_n = 2},
     {.bm = 128, .bn = 96, .bk = 64, .stages = 7, .cluster_m = 2, .staged = false},
-    {.bm = 128, .bn = 96, .bk = 64, .stages = 7, .cluster_m = 2, .cluster_n = 2, .staged = false},
-    {.bm = 128, .bn = 192, .bk = 64, .stages = 4, .cluster_m = 2, .cluster_n = 2},
+    {.bm = 64, .bn = 128, .bk = 64, .stages = 9, .consumers = 1, .cluster_m = 4, .staged = false},
+    {.bm = 64, .bn = 128, .bk = 64, .stages = 9, .consumers = 1, .cluster_m = 2, .staged = false},
+    {.bm = 64, .bn = 128, .bk = 128, .stages = 4, .consumers = 1, .cluster_m = 4, .staged = false},
     {.bm = 128, .bn = 128, .bk = 64, .stages = 6, .cluster_m = 2},
     // Prefill and training.
     {.bm = 128, .bn = 192, .bk = 64, .stages = 4, .cluster_m = 2},
@@ -151,35 +137,23 @@ inline constexpr GemmConfig kDxConfigs[] = {
 // dW: a = dY [T, N], b = X [T, K], both read with the token as k.
 inline constexpr GemmConfig kDwConfigs[] = {
     {.bm = 128,
-     .bn = 128,
+     .bn = 256,
      .bk = 64,
-     .stages = 7,
-     .alternate = true,
-     .cluster_n = 2,
+     .stages = 4,
+     .cluster_m = 2,
      .trans_a = true,
      .trans_b = true,
      .chains = Chains::kUnits,
      .prefetch = Prefetch::kThis,
      .staged = false},
     {.bm = 128,
-     .bn = 128,
+     .bn = 256,
      .bk = 64,
-     .stages = 7,
-     .alternate = true,
-     .cluster_n = 2,
+     .stages = 4,
+     .cluster_m = 2,
      .trans_a = true,
      .trans_b = true,
      .chains = Chains::kUnits,
-     .staged = false},
-    {.bm = 128,
-     .bn = 128,
-     .bk = 64,
-     .stages = 7,
-     .alternate = true,
-     .trans_a = true,
-     .trans_b = true,
-     .chains = Chains::kUnits,
-     .prefetch = Prefetch::kThis,
      .staged = false},
     {.bm = 128,
      .bn = 192,
@@ -199,17 +173,6 @@ inline constexpr GemmConfig kDwConfigs[] = {
      .trans_b = true,
      .chains = Chains::kUnits,
      .levels = 1,
-     .staged = false},
-    {.bm = 128,
-     .bn = 128,
-     .bk = 64,
-     .stages = 7,
-     .cluster_n = 2,
-     .trans_a = true,
-     .trans_b = true,
-     .chains = Chains::kUnits,
-     .levels = 1,
-     .prefetch = Prefetch::kNext,
      .staged = false},
 };
 

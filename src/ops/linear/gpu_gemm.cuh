@@ -65,11 +65,6 @@ struct Ring {
       parity ^= 1;
     }
   }
-  __device__ __forceinline__ void Skip(uint32_t count) {
-    slot += count;
-    parity ^= slot / kStages & 1;
-    slot %= kStages;
-  }
 };
 
 // The tile a CTA works on, from the index of its cluster's tile.
@@ -129,12 +124,7 @@ __device__ __forceinline__ void Release(uint32_t empty, int thread) {
   if constexpr (kC.cluster() == 1) {
     if (thread == 0) sm90::BarrierArrive(empty);
   } else {
-    // Those that load for this CTA stand in its row or column of the cluster.
-    const int rank = static_cast<int>(sm90::ClusterRank());
-    if (thread < kC.cluster() && (thread % kC.cluster_m == rank % kC.cluster_m ||
-                                  thread / kC.cluster_m == rank / kC.cluster_m)) {
-      sm90::BarrierArriveRemote(sm90::MapToRank(empty, thread));
-    }
+    if (thread < kC.cluster()) sm90::BarrierArriveRemote(sm90::MapToRank(empty, thread));
   }
 }
 
@@ -174,12 +164,11 @@ __device__ __forceinline__ void AddTail(float (&acc)[kBlocks][kC.bn / 2], uint32
 }
 
 // One run: adds the products of `length` k to acc. Leaves no matrix instruction in flight.
-// `last_stage` is called when the run's last stage has arrived.
-template <GemmConfig kC, int kBlocks, typename Callback>
+template <GemmConfig kC, int kBlocks>
 __device__ __forceinline__ void AddRun(float (&acc)[kBlocks][kC.bn / 2], int length,
                                        uint32_t stages_at, uint32_t a_offset, uint32_t full,
                                        uint32_t empty, Ring<kC.stages>& ring, int thread,
-                                       uint32_t barrier, const Callback& last_stage) {
+                                       uint32_t barrier) {
   constexpr int kSteps = kC.bk / 16;
   const int blocks = length / kC.bk;
   const int rest = length - blocks * kC.bk;
@@ -201,7 +190,6 @@ __device__ __forceinline__ void AddRun(float (&acc)[kBlocks][kC.bn / 2], int len
     ring.Next();
   }
   if (rest == 0) {
-    last_stage();
     sm90::WgmmaWait<0>();
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) sm90::PinRegisters(acc[i]);
@@ -209,7 +197,6 @@ __device__ __forceinline__ void AddRun(float (&acc)[kBlocks][kC.bn / 2], int len
     return;
   }
   sm90::BarrierWait(full + ring.slot * 8, ring.parity);
-  last_stage();
   const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
   if constexpr (kC.chains == Chains::kUnits) {
     if (rest % 16 != 0)
@@ -222,14 +209,6 @@ __device__ __forceinline__ void AddRun(float (&acc)[kBlocks][kC.bn / 2], int len
   Release<kC>(empty + ring.slot * 8, thread);
   ring.Next();
 }
-
-// Consumers that alternate: a tile's multiplication begins only when the one before has seen its
-// last stage. Its own stages are then within one turn of the ring, which is all that the parity of
-// a barrier can tell apart.
-__device__ __forceinline__ void PassTurn(int group) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(4 - group) : "memory");
-}
-__device__ __forceinline__ void AwaitTurn(int group) { sm90::NamedBarrier(3 + group, 256); }
 
 template <int kCount>
 __device__ __forceinline__ void AddInto(float (&acc)[kCount], const float (&left)[kCount]) {
@@ -383,15 +362,23 @@ __device__ __forceinline__ void AddToMain(const GemmArgs& args, const float (&ac
 
 // The kernel ---------------------------------------------------------------------------------
 
-// Brings one row of the f32 output tile into the L2 cache, long before it is added to.
+// Brings lines [first, first + count) of the f32 output tile into L2, a line of 128 bytes a lane,
+// long before it is added to. (Bulk prefetches of whole rows by the copy engine held up its
+// loads: 1.3 times the time without any.)
 template <GemmConfig kC>
-__device__ __forceinline__ void PrefetchMain(const GemmArgs& args, int2 origin, int row) {
-  const int columns = min(kC.bn, args.n - origin.y) / 4 * 4;
-  if (!args.prefetch || origin.x + row >= args.m || columns <= 0) return;
-  const float* at = static_cast<const float*>(args.y) + (origin.x + row) * args.y_stride + origin.y;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(columns * 4) : "memory");
+__device__ __forceinline__ void PrefetchMain(const GemmArgs& args, int2 origin, int first,
+                                             int count, int lane) {
+  constexpr int kLines = (kC.bn + 31) / 32;  // of a row
+  for (int line = first + lane; line < first + count; line += 32) {
+    const int row = origin.x + line / kLines;
+    const int column = origin.y + line % kLines * 32;
+    if (line / kLines >= kC.bm || row >= args.m || column >= args.n) continue;
+    const float* at = static_cast<const float*>(args.y) + row * args.y_stride + column;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+  }
 }
 
+// Runs in one warp, whose first lane loads.
 template <GemmConfig kC, typename Runs>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                         const GemmArgs& args, const Runs& runs, uint32_t stages_at,
@@ -408,37 +395,44 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
       kC.trans_a ? kC.a_bytes() : static_cast<uint32_t>(args.a_rows) * kC.bk * 2;
   Ring<kC.stages> ring;
   ring.parity = 1;  // every slot starts empty
-  const int tile_blocks = TileBlocks<kC>(args, runs);
-  const int rows_per_block = tile_blocks > 0 ? (kC.bm + tile_blocks - 1) / tile_blocks : 0;
+  const int lane = threadIdx.x % 32;
+  constexpr int kTileLines = kC.bm * ((kC.bn + 31) / 32);
+  int lines_per_block = 0;
+  if constexpr (kC.prefetch != Prefetch::kNone) {
+    const int blocks = TileBlocks<kC>(args, runs);
+    lines_per_block = (kTileLines + blocks - 1) / max(blocks, 1);
+  }
   for (int tile = first_tile; tile < args.tiles_m * args.tiles_n; tile += stride) {
     const int2 origin = TileOrigin<kC>(args, tile, rank);
-    // The f32 output that is fetched while this tile multiplies, a few rows with every stage.
+    // The f32 output that is fetched while this tile multiplies, some lines with every stage.
     int2 fetched = origin;
-    int row = kC.prefetch == Prefetch::kNone ? kC.bm : 0;
+    int line = 0;
     if constexpr (kC.prefetch == Prefetch::kNext) {
       if (tile + stride < args.tiles_m * args.tiles_n) {
         fetched = TileOrigin<kC>(args, tile + stride, rank);
       } else {
-        row = kC.bm;
+        line = kTileLines;
       }
     }
     for (int index = 0; index < args.chains * args.parts; ++index) {
       const Run run = RunAt(args, runs, index);
       const int end = run.begin + run.length;
       for (int k = run.begin; k < end; k += kC.bk) {
-        sm90::BarrierWait(empty + ring.slot * 8, ring.parity);
-        const uint32_t barrier = full + ring.slot * 8;
-        const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
-        sm90::BarrierArriveExpect(barrier, a_bytes + kC.b_bytes());
-        LoadOperand<kC, kC.trans_b, kC.cluster_m, kC.bn, kC.stream_b>(
-            stage + kC.a_bytes(), map_b, barrier, origin.y, k, box_b, rank_m, mask_b);
-        LoadOperand<kC, kC.trans_a, kC.cluster_n, kC.bm>(stage, map_a, barrier, origin.x, k, box_a,
-                                                         rank_n, mask_a);
+        if (lane == 0) {
+          sm90::BarrierWait(empty + ring.slot * 8, ring.parity);
+          const uint32_t barrier = full + ring.slot * 8;
+          const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
+          sm90::BarrierArriveExpect(barrier, a_bytes + kC.b_bytes());
+          LoadOperand<kC, kC.trans_b, kC.cluster_m, kC.bn, kC.stream_b>(
+              stage + kC.a_bytes(), map_b, barrier, origin.y, k, box_b, rank_m, mask_b);
+          LoadOperand<kC, kC.trans_a, kC.cluster_n, kC.bm>(stage, map_a, barrier, origin.x, k,
+                                                           box_a, rank_n, mask_a);
+        }
         ring.Next();
         if constexpr (kC.prefetch != Prefetch::kNone) {
-          for (int i = 0; i < rows_per_block && row < kC.bm; ++i, ++row) {
-            PrefetchMain<kC>(args, fetched, row);
-          }
+          __syncwarp();
+          if (line < kTileLines) PrefetchMain<kC>(args, fetched, line, lines_per_block, lane);
+          line += lines_per_block;
         }
       }
     }
@@ -455,29 +449,15 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
   const int thread = threadIdx.x % 128;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  // Consumers share a tile by rows, or take whole tiles in turn and skip the other's stages.
-  const int part_of_tile = kC.alternate ? 0 : group;
-  const uint32_t a_offset = part_of_tile * kBlocks * (kC.trans_a ? kC.bk * 128 : 8192);
+  const uint32_t a_offset = group * kBlocks * (kC.trans_a ? kC.bk * 128 : 8192);
   const uint32_t buffers = stages_at + kC.stages * kC.stage_bytes() + group * 2 * 8192;
   Ring<kC.stages> ring;
   uint32_t turn = 0;
   float acc[kBlocks][kCount];
   float saved[kC.levels > 0 ? kC.levels : 1][kBlocks][kCount];
-  uint32_t tile_blocks = 0;
-  if constexpr (kC.alternate) {
-    tile_blocks = TileBlocks<kC>(args, runs);
-    static_assert(kC.consumers == 2);
-    first_tile += group * stride;
-    stride *= 2;
-    ring.Skip(group * tile_blocks);
-  }
-  const int tiles = args.tiles_m * args.tiles_n;
-  for (int tile = first_tile; tile < tiles; tile += stride) {
-    if constexpr (kC.alternate) {
-      if (tile >= stride / 2) AwaitTurn(group);
-    }
+  for (int tile = first_tile; tile < args.tiles_m * args.tiles_n; tile += stride) {
     const int2 origin = TileOrigin<kC>(args, tile, rank);
-    const int row0 = origin.x + part_of_tile * kBlocks * 64;
+    const int row0 = origin.x + group * kBlocks * 64;
     const int warp_row0 = row0 + 16 * warp;
     if constexpr (kC.chains == Chains::kUnits && kC.levels == 1) {
 #pragma unroll
@@ -493,11 +473,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
       const int parts = kC.chains == Chains::kUnits ? 1 : args.parts;
       for (int part = 0; part < parts; ++part) {
         const Run run = RunAt(args, runs, chain * parts + part);
-        const bool last = kC.alternate && chain == args.chains - 1 && part == parts - 1;
         AddRun<kC, kBlocks>(acc, run.length, stages_at, a_offset, full, empty, ring, thread,
-                            1 + group, [&] {
-                              if (last && tile + stride / 2 < tiles) PassTurn(group);
-                            });
+                            1 + group);
       }
       if constexpr (kC.chains == Chains::kUnits) {
         // One nearest-even add into the main gradient for each unit, in order.
@@ -549,7 +526,6 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
         StoreDirect(args, acc[i], warp_row0 + 64 * i, origin.y, lane);
       }
     }
-    if constexpr (kC.alternate) ring.Skip(tile_blocks);
   }
   if constexpr (kC.staged) {
     if (thread == 0) sm90::BulkWaitRead<0>();  // shared memory must outlive the copies
@@ -575,7 +551,7 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), Tag::kConfig.ctas)
     sm90::PrefetchTensorMap(&map_b);
     for (int s = 0; s < kC.stages; ++s) {
       sm90::BarrierInit(full + s * 8, 1);
-      sm90::BarrierInit(empty + s * 8, kC.readers() * (kC.cluster_m + kC.cluster_n - 1));
+      sm90::BarrierInit(empty + s * 8, kC.consumers * kC.cluster());
     }
     sm90::BarrierInitFence();
   }
@@ -588,7 +564,7 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), Tag::kConfig.ctas)
   const int stride = gridDim.x / kC.cluster();
   if (threadIdx.x < 128) {
     if constexpr (kC.consumers == 2) sm90::RegistersDecrease<24>();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 32) {
       Produce<kC>(&map_a, &map_b, args, runs, stages_at, full, empty, rank, first_tile, stride);
     }
     __syncwarp();

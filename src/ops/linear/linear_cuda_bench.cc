@@ -178,7 +178,7 @@ std::vector<Schedule> Candidates(const Contraction& c) {
 bool Sensible(const Contraction& c, const GemmConfig& g) {
   if (c.pass != Pass::kForward || c.chains() > 1) return true;
   if (c.m <= 64) return g.bm == 64;
-  if (g.bm == 64) return false;
+  if (g.bm == 64) return c.m <= 256 && g.bn >= 128;
   const double tiles =
       std::ceil(static_cast<double>(c.m) / g.bm) * std::ceil(static_cast<double>(c.n) / g.bn);
   const double waves = std::ceil(tiles / 132) * g.bm * g.bn;

@@ -104,8 +104,6 @@ Status LaunchRuns(const Contraction& c, const Schedule& schedule, StreamHandle s
   const int64_t pair_bytes = args.out_f32 ? 8 : 4;
   args.pairs =
       c.n % 2 == 0 && c.y_stride % 2 == 0 && reinterpret_cast<uintptr_t>(c.y) % pair_bytes == 0;
-  args.prefetch =
-      c.pass == Pass::kDw && c.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(c.y) % 16 == 0;
   args.out_tma = config.staged && !args.out_f32 && cuda::CanMap(c.y, c.m, c.n, c.y_stride);
   args.y = c.y;
   args.y_stride = c.y_stride;
