@@ -35,6 +35,18 @@ __device__ __forceinline__ void ClusterSync() {
                    : "memory");
 }
 
+// True in one lane of a converged warp. Under this predicate ptxas knows that a copy's operands are
+// uniform; under `threadIdx.x == 0` it wraps every copy in a loop over lanes.
+__device__ __forceinline__ bool ElectOne() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // mbarrier -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void BarrierInit(uint32_t barrier, uint32_t arrivals) {

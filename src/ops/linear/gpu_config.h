@@ -13,7 +13,6 @@ namespace tare::ops::linear::gpu {
 
 // kTree: the chains' sums are added as a balanced tree of neighbours, then the output is written.
 // kUnits: each chain's sum is added to the f32 output, in order.
-enum class Prefetch : uint8_t { kNone, kThis, kNext };
 enum class Chains : uint8_t { kTree, kUnits };
 
 struct GemmConfig {
@@ -32,8 +31,6 @@ struct GemmConfig {
   int levels = 0;
   int ctas = 1;           // that an SM holds at once
   bool stream_b = false;  // b is read once: its L2 lines leave first
-  // kUnits: which tile's f32 output is brought into L2 while this one multiplies.
-  Prefetch prefetch = Prefetch::kNone;
   bool staged = true;  // bf16 output through shared memory and the copy engine; bn a multiple of 64
 
   TARE_HD constexpr int threads() const { return 128 * (consumers + 1); }
@@ -144,26 +141,6 @@ inline constexpr GemmConfig kDwConfigs[] = {
      .trans_a = true,
      .trans_b = true,
      .chains = Chains::kUnits,
-     .prefetch = Prefetch::kThis,
-     .staged = false},
-    {.bm = 128,
-     .bn = 256,
-     .bk = 64,
-     .stages = 4,
-     .cluster_m = 2,
-     .trans_a = true,
-     .trans_b = true,
-     .chains = Chains::kUnits,
-     .staged = false},
-    {.bm = 128,
-     .bn = 192,
-     .bk = 64,
-     .stages = 5,
-     .trans_a = true,
-     .trans_b = true,
-     .chains = Chains::kUnits,
-     .levels = 1,
-     .prefetch = Prefetch::kNext,
      .staged = false},
     {.bm = 128,
      .bn = 192,

@@ -89,16 +89,6 @@ __device__ __forceinline__ Run RunAt(const GemmArgs& args, const NoRuns&, int in
   return {index * args.chain_length, args.chain_length};
 }
 
-// Stages that one tile takes.
-template <GemmConfig kC, typename Runs>
-__device__ __forceinline__ int TileBlocks(const GemmArgs& args, const Runs& runs) {
-  int blocks = 0;
-  for (int i = 0; i < args.chains * args.parts; ++i) {
-    blocks += (RunAt(args, runs, i).length + kC.bk - 1) / kC.bk;
-  }
-  return blocks;
-}
-
 // Multiplication, by one warpgroup -----------------------------------------------------------
 
 // Adds one group of 16 k at stage position `step` to the accumulators of all row blocks.
@@ -362,23 +352,7 @@ __device__ __forceinline__ void AddToMain(const GemmArgs& args, const float (&ac
 
 // The kernel ---------------------------------------------------------------------------------
 
-// Brings lines [first, first + count) of the f32 output tile into L2, a line of 128 bytes a lane,
-// long before it is added to. (Bulk prefetches of whole rows by the copy engine held up its
-// loads: 1.3 times the time without any.)
-template <GemmConfig kC>
-__device__ __forceinline__ void PrefetchMain(const GemmArgs& args, int2 origin, int first,
-                                             int count, int lane) {
-  constexpr int kLines = (kC.bn + 31) / 32;  // of a row
-  for (int line = first + lane; line < first + count; line += 32) {
-    const int row = origin.x + line / kLines;
-    const int column = origin.y + line % kLines * 32;
-    if (line / kLines >= kC.bm || row >= args.m || column >= args.n) continue;
-    const float* at = static_cast<const float*>(args.y) + row * args.y_stride + column;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
-  }
-}
-
-// Runs in one warp, whose first lane loads.
+// Runs in one thread.
 template <GemmConfig kC, typename Runs>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                         const GemmArgs& args, const Runs& runs, uint32_t stages_at,
@@ -395,45 +369,21 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
       kC.trans_a ? kC.a_bytes() : static_cast<uint32_t>(args.a_rows) * kC.bk * 2;
   Ring<kC.stages> ring;
   ring.parity = 1;  // every slot starts empty
-  const int lane = threadIdx.x % 32;
-  constexpr int kTileLines = kC.bm * ((kC.bn + 31) / 32);
-  int lines_per_block = 0;
-  if constexpr (kC.prefetch != Prefetch::kNone) {
-    const int blocks = TileBlocks<kC>(args, runs);
-    lines_per_block = (kTileLines + blocks - 1) / max(blocks, 1);
-  }
   for (int tile = first_tile; tile < args.tiles_m * args.tiles_n; tile += stride) {
     const int2 origin = TileOrigin<kC>(args, tile, rank);
-    // The f32 output that is fetched while this tile multiplies, some lines with every stage.
-    int2 fetched = origin;
-    int line = 0;
-    if constexpr (kC.prefetch == Prefetch::kNext) {
-      if (tile + stride < args.tiles_m * args.tiles_n) {
-        fetched = TileOrigin<kC>(args, tile + stride, rank);
-      } else {
-        line = kTileLines;
-      }
-    }
     for (int index = 0; index < args.chains * args.parts; ++index) {
       const Run run = RunAt(args, runs, index);
       const int end = run.begin + run.length;
       for (int k = run.begin; k < end; k += kC.bk) {
-        if (lane == 0) {
-          sm90::BarrierWait(empty + ring.slot * 8, ring.parity);
-          const uint32_t barrier = full + ring.slot * 8;
-          const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
-          sm90::BarrierArriveExpect(barrier, a_bytes + kC.b_bytes());
-          LoadOperand<kC, kC.trans_b, kC.cluster_m, kC.bn, kC.stream_b>(
-              stage + kC.a_bytes(), map_b, barrier, origin.y, k, box_b, rank_m, mask_b);
-          LoadOperand<kC, kC.trans_a, kC.cluster_n, kC.bm>(stage, map_a, barrier, origin.x, k,
-                                                           box_a, rank_n, mask_a);
-        }
+        sm90::BarrierWait(empty + ring.slot * 8, ring.parity);
+        const uint32_t barrier = full + ring.slot * 8;
+        const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
+        sm90::BarrierArriveExpect(barrier, a_bytes + kC.b_bytes());
+        LoadOperand<kC, kC.trans_b, kC.cluster_m, kC.bn, kC.stream_b>(
+            stage + kC.a_bytes(), map_b, barrier, origin.y, k, box_b, rank_m, mask_b);
+        LoadOperand<kC, kC.trans_a, kC.cluster_n, kC.bm>(stage, map_a, barrier, origin.x, k, box_a,
+                                                         rank_n, mask_a);
         ring.Next();
-        if constexpr (kC.prefetch != Prefetch::kNone) {
-          __syncwarp();
-          if (line < kTileLines) PrefetchMain<kC>(args, fetched, line, lines_per_block, lane);
-          line += lines_per_block;
-        }
       }
     }
   }
@@ -564,7 +514,7 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), Tag::kConfig.ctas)
   const int stride = gridDim.x / kC.cluster();
   if (threadIdx.x < 128) {
     if constexpr (kC.consumers == 2) sm90::RegistersDecrease<24>();
-    if (threadIdx.x < 32) {
+    if (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) == 0 && sm90::ElectOne()) {
       Produce<kC>(&map_a, &map_b, args, runs, stages_at, full, empty, rank, first_tile, stride);
     }
     __syncwarp();

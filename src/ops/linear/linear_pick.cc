@@ -79,8 +79,6 @@ std::string Schedule::ToString() const {
   if (c.cluster() > 1) text += fmt::format(" cluster={}x{}", c.cluster_m, c.cluster_n);
   if (c.levels > 0) text += fmt::format(" levels={}", c.levels);
   if (c.stream_b) text += " stream_b";
-  if (c.prefetch != Prefetch::kNone)
-    text += c.prefetch == Prefetch::kThis ? " prefetch=this" : " prefetch=next";
   return text + fmt::format(" group={}", group_m);
 }
 
