@@ -17,6 +17,22 @@ __global__ void __launch_bounds__(512)
   if (folded == 0x9E3779B9u) *sink = folded;  // keeps the loads; practically never true
 }
 
+__global__ void __launch_bounds__(512) copy_kernel(const uint4* from, uint4* to, size_t count) {
+  const size_t stride = static_cast<size_t>(gridDim.x) * blockDim.x;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += 4 * stride) {
+    uint4 v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (i + j * stride < count) v[j] = from[i + j * stride];
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (i + j * stride < count) to[i + j * stride] = v[j];
+    }
+  }
+}
+
 __global__ void __launch_bounds__(256)
     count_differences_kernel(const uint16_t* a, const uint16_t* b, size_t words,
                              unsigned long long* count, unsigned long long* first) {
@@ -35,6 +51,13 @@ __global__ void __launch_bounds__(256)
 Status LaunchReadAll(const void* data, size_t bytes, uint32_t* sink, StreamHandle stream) {
   read_all_kernel<<<132 * 4, 512, 0, static_cast<cudaStream_t>(stream)>>>(
       static_cast<const uint4*>(data), bytes / 16, sink);
+  TARE_CUDA_RETURN_IF_ERROR(cudaGetLastError());
+  return Ok();
+}
+
+Status LaunchCopy(const void* from, void* to, size_t bytes, StreamHandle stream) {
+  copy_kernel<<<132 * 4, 512, 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<const uint4*>(from), static_cast<uint4*>(to), bytes / 16);
   TARE_CUDA_RETURN_IF_ERROR(cudaGetLastError());
   return Ok();
 }

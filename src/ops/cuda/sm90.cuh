@@ -109,18 +109,6 @@ __device__ __forceinline__ void TensorLoad(uint32_t destination, const CUtensorM
       : "memory");
 }
 
-// As TensorLoad, with the L2 lines marked to leave the cache first: for weights that are read once.
-__device__ __forceinline__ void TensorLoadStreaming(uint32_t destination, const CUtensorMap* map,
-                                                    uint32_t barrier, int32_t x, int32_t y) {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy)
-      : "memory");
-}
-
 // The same box into the same shared-memory offset of every CTA in `mask`; each one's barrier at the
 // offset of `barrier` is told of its own bytes.
 __device__ __forceinline__ void TensorLoadMulticast(uint32_t destination, const CUtensorMap* map,

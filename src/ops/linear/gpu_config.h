@@ -29,8 +29,6 @@ struct GemmConfig {
   // kTree: log2 of the most chains. kUnits: 1 keeps the f32 output of the tile in registers from
   // its first chain to its last, 0 goes through memory for every chain.
   int levels = 0;
-  int ctas = 1;           // that an SM holds at once
-  bool stream_b = false;  // b is read once: its L2 lines leave first
   bool staged = true;  // bf16 output through shared memory and the copy engine; bn a multiple of 64
 
   TARE_HD constexpr int threads() const { return 128 * (consumers + 1); }
@@ -80,8 +78,7 @@ struct GemmArgs {
 constexpr int kSharedLimit = 232448;  // bytes a Hopper CTA may ask for
 
 constexpr bool Valid(const GemmConfig& c) {
-  return c.bm % (64 * c.consumers) == 0 && c.bk % 64 == 0 &&
-         (c.shared_bytes() + 1024) * c.ctas <= kSharedLimit + 1024 &&
+  return c.bm % (64 * c.consumers) == 0 && c.bk % 64 == 0 && c.shared_bytes() <= kSharedLimit &&
          (c.consumers == 1 || c.consumers == 2) &&
          c.accumulators() <= (c.consumers == 1 ? 208 : 192) && (!c.staged || c.bn % 64 == 0) &&
          (!c.trans_a || c.bm % 64 == 0) && (!c.trans_b || c.bn % 64 == 0) && c.cluster() <= 4 &&
@@ -98,15 +95,11 @@ inline constexpr GemmConfig kForwardConfigs[] = {
     {.bm = 64, .bn = 48, .bk = 128, .stages = 8, .consumers = 1, .staged = false},
     {.bm = 64, .bn = 64, .bk = 128, .stages = 7, .consumers = 1, .staged = false},
     {.bm = 64, .bn = 96, .bk = 64, .stages = 11, .consumers = 1, .staged = false},
-    {.bm = 64, .bn = 96, .bk = 64, .stages = 11, .consumers = 1, .stream_b = true, .staged = false},
     // Up to a few hundred tokens: one wave of small tiles.
     {.bm = 128, .bn = 32, .bk = 128, .stages = 5, .staged = false},
     {.bm = 128, .bn = 48, .bk = 128, .stages = 5, .staged = false},
     {.bm = 128, .bn = 64, .bk = 64, .stages = 8, .cluster_m = 2},
     {.bm = 128, .bn = 96, .bk = 64, .stages = 7, .cluster_m = 2, .staged = false},
-    {.bm = 64, .bn = 128, .bk = 64, .stages = 9, .consumers = 1, .cluster_m = 4, .staged = false},
-    {.bm = 64, .bn = 128, .bk = 64, .stages = 9, .consumers = 1, .cluster_m = 2, .staged = false},
-    {.bm = 64, .bn = 128, .bk = 128, .stages = 4, .consumers = 1, .cluster_m = 4, .staged = false},
     {.bm = 128, .bn = 128, .bk = 64, .stages = 6, .cluster_m = 2},
     // Prefill and training.
     {.bm = 128, .bn = 192, .bk = 64, .stages = 4, .cluster_m = 2},

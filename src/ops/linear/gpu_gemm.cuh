@@ -30,7 +30,7 @@ namespace tare::ops::linear::gpu {
 
 // One operand's part of a stage: kRows tile rows from row `row`, kC.bk elements from `k`. A CTA
 // loads `part` of the kParts that the CTAs in `mask` load for each other.
-template <GemmConfig kC, bool kTrans, int kParts, int kRows, bool kStream = false>
+template <GemmConfig kC, bool kTrans, int kParts, int kRows>
 __device__ __forceinline__ void LoadOperand(uint32_t stage, const CUtensorMap* map, uint32_t full,
                                             int row, int k, int box_rows, uint32_t part,
                                             uint16_t mask) {
@@ -46,8 +46,6 @@ __device__ __forceinline__ void LoadOperand(uint32_t stage, const CUtensorMap* m
     const int y = kTrans ? k : row + first;
     if constexpr (kParts > 1) {
       sm90::TensorLoadMulticast(at, map, full, x, y, mask);
-    } else if constexpr (kStream) {
-      sm90::TensorLoadStreaming(at, map, full, x, y);
     } else {
       sm90::TensorLoad(at, map, full, x, y);
     }
@@ -379,8 +377,8 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
         const uint32_t barrier = full + ring.slot * 8;
         const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
         sm90::BarrierArriveExpect(barrier, a_bytes + kC.b_bytes());
-        LoadOperand<kC, kC.trans_b, kC.cluster_m, kC.bn, kC.stream_b>(
-            stage + kC.a_bytes(), map_b, barrier, origin.y, k, box_b, rank_m, mask_b);
+        LoadOperand<kC, kC.trans_b, kC.cluster_m, kC.bn>(stage + kC.a_bytes(), map_b, barrier,
+                                                         origin.y, k, box_b, rank_m, mask_b);
         LoadOperand<kC, kC.trans_a, kC.cluster_n, kC.bm>(stage, map_a, barrier, origin.x, k, box_a,
                                                          rank_n, mask_a);
         ring.Next();
@@ -485,7 +483,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
 // `Tag::kConfig` is the configuration (a type, because nvcc 13.0 cannot name a kernel by a
 // structure).
 template <typename Tag, typename Runs>
-__global__ void __launch_bounds__(Tag::kConfig.threads(), Tag::kConfig.ctas)
+__global__ void __launch_bounds__(Tag::kConfig.threads(), 1)
     linear_wgmma_kernel(const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b,
                         const __grid_constant__ CUtensorMap map_y,

@@ -43,7 +43,7 @@ Status Prepare(const void* kernel, const GemmConfig& config, int device, int* ct
   int sms = 0;
   TARE_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   if (config.cluster() == 1) {
-    *ctas = sms * config.ctas;
+    *ctas = sms;
     return Ok();
   }
   cudaLaunchAttribute attribute = {};

@@ -25,7 +25,7 @@ std::span<const GemmConfig> Configs(Pass pass) {
 }
 
 // Units up to which the f32 output goes through memory for each; with more it stays in registers.
-constexpr int kMostUnitsThroughMemory = 2;
+constexpr int kMostUnitsThroughMemory = 1;
 
 bool Holds(const GemmConfig& c, Pass pass, int chains) {
   if (pass == Pass::kDw) return (c.levels == 0) == (chains <= kMostUnitsThroughMemory);
@@ -42,16 +42,16 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // tile that still fits one wave brings the most SMs to bear, and beyond one wave 96 columns
 // measured best.
 double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, const Arch& arch) {
-  const int64_t at_once = std::max<int64_t>(1, arch.sms / c.cluster()) * c.ctas;
+  const int64_t at_once = std::max<int64_t>(1, arch.sms / c.cluster());
   const int64_t tiles = CeilDiv(m, c.bm * c.cluster_m) * CeilDiv(n, c.bn * c.cluster_n);
   const int64_t waves = CeilDiv(tiles, at_once);
   const double compute = c.bm * c.bn / 32.0;
   const double shared = (4 * (c.bm / 64) * (2048 + 32 * c.bn) + 128 * (c.bm + c.bn)) / 128.0;
   double cost =
       static_cast<double>(waves) * (std::max(compute, shared) * (1 + 0.05 * c.levels) + 30);
-  // One consumer warpgroup is for few rows, two are for more.
   const bool few = pass != Pass::kDw && m <= 64;
-  if (few != (c.consumers == 1)) cost += 1e9;
+  // One consumer warpgroup is for few rows, two are for more.
+  if (few != (c.consumers == 1)) return 1e9 + cost;
   if (few && pass == Pass::kForward && waves > 1) cost = 1e6 - c.bn;
   return cost;
 }
@@ -78,7 +78,6 @@ std::string Schedule::ToString() const {
       fmt::format("tile={}x{}x{} stages={} consumers={}", c.bm, c.bn, c.bk, c.stages, c.consumers);
   if (c.cluster() > 1) text += fmt::format(" cluster={}x{}", c.cluster_m, c.cluster_n);
   if (c.levels > 0) text += fmt::format(" levels={}", c.levels);
-  if (c.stream_b) text += " stream_b";
   return text + fmt::format(" group={}", group_m);
 }
 
