@@ -82,6 +82,8 @@ function(tare_test target)
   endif()
   add_executable(${target} ${T_SOURCES} ${PROJECT_SOURCE_DIR}/tests/test_main.cc)
   target_link_libraries(${target} PRIVATE ${T_DEPS} GTest::gmock GTest::gtest)
+  # Tests check, they are not measured: -O1 compiles a quarter faster.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
   target_compile_definitions(${target} PRIVATE TARE_SOURCE_DIR="../.." TARE_BINARY_DIR=".")
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   foreach(label cpu slow multi_rank cuda)
