@@ -57,7 +57,7 @@ struct Shared {
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(std::shared_ptr<Shared> shared, tcp::socket socket)
-      : shared_(std::move(shared)), stream_(std::move(socket)) {
+      : shared_(std::move(shared)), stream_(std::move(socket)), read_timer_(shared_->io) {
     shared_->sessions.insert(this);
     shared_->counters.connections++;
   }
@@ -80,8 +80,7 @@ class Session : public std::enable_shared_from_this<Session> {
     parser_.emplace();
     parser_->header_limit(static_cast<uint32_t>(shared_->config.max_header_bytes));
     parser_->body_limit(shared_->config.max_body_bytes);
-    stream_.expires_after(Nanoseconds(buffer_.size() > 0 ? shared_->config.read_seconds
-                                                         : shared_->config.idle_seconds));
+    StartReadTimer(buffer_.size() > 0 ? shared_->config.read_seconds : shared_->config.idle_seconds);
     bhttp::async_read_header(
         stream_, buffer_, *parser_,
         [self = shared_from_this()](error_code e, size_t) { self->HaveHeader(e); });
@@ -94,6 +93,7 @@ class Session : public std::enable_shared_from_this<Session> {
     if (closed_) return;
     closed_ = true;
     gone_ = true;
+    read_timer_.cancel();
     error_code ignored;
     stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
     stream_.socket().close(ignored);
@@ -155,7 +155,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void HaveHeader(error_code e) {
     if (e == bhttp::error::end_of_stream || closed_) return Close();
     if (e) return ReadFailed(e);
-    stream_.expires_after(Nanoseconds(shared_->config.read_seconds));
+    StartReadTimer(shared_->config.read_seconds);
     if (beast::iequals(parser_->get()[bhttp::field::expect], "100-continue")) {
       auto reply = std::make_shared<std::string>("HTTP/1.1 100 Continue\r\n\r\n");
       asio::async_write(stream_, asio::buffer(*reply),
@@ -168,6 +168,18 @@ class Session : public std::enable_shared_from_this<Session> {
     ReadBody();
   }
 
+  // The stream's own expiry closes the socket, and then nobody can be told; this one only ends the read.
+  void StartReadTimer(double seconds) {
+    timed_out_ = false;
+    read_timer_.expires_after(Nanoseconds(seconds));
+    read_timer_.async_wait([self = shared_from_this()](error_code e) {
+      if (e || self->closed_ || self->responding_) return;
+      self->timed_out_ = true;
+      error_code ignored;
+      self->stream_.socket().cancel(ignored);
+    });
+  }
+
   void ReadBody() {
     bhttp::async_read(stream_, buffer_, *parser_,
                       [self = shared_from_this()](error_code e, size_t) {
@@ -177,7 +189,7 @@ class Session : public std::enable_shared_from_this<Session> {
   }
 
   void ReadFailed(error_code e) {
-    if (e == beast::error::timeout) {
+    if (e == asio::error::operation_aborted && timed_out_) {
       shared_->counters.timed_out++;
       // An idle connection just ends; a half-sent request is told.
       if (parser_->got_some()) return Refuse(408);
@@ -257,6 +269,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   std::shared_ptr<Shared> shared_;
   beast::tcp_stream stream_;
+  asio::steady_timer read_timer_;
+  bool timed_out_ = false;
   beast::flat_buffer buffer_;
   std::optional<bhttp::request_parser<bhttp::string_body>> parser_;
   std::deque<std::string> out_;
@@ -328,7 +342,7 @@ void Session::HaveRequest() {
   head_request_ = message.method() == bhttp::verb::head;
   request->body = std::move(parser_->get().body());
   responding_ = true;
-  stream_.expires_never();
+  read_timer_.cancel();
   WatchForClose();
   shared_->handler(std::move(request),
                    std::make_shared<SessionResponder>(shared_from_this(), turn_));
