@@ -1,0 +1,122 @@
+#include "engine/serving.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/env.h"
+#include "tensor/checkpoint.h"
+#include "tensor/digest.h"
+#include "tensor/weight_hash.h"
+
+namespace tare::engine {
+namespace {
+
+Result<std::optional<models::Tokenizer>> LoadTokenizer(const TokenizerSource& source) {
+  if (!source.tokenizer_json_path.empty()) {
+    TARE_ASSIGN_OR_RETURN(const std::string json,
+                          Env::Real()->ReadFile(source.tokenizer_json_path));
+    TARE_ASSIGN_OR_RETURN(models::Tokenizer tokenizer, models::Tokenizer::FromJson(json));
+    return std::optional<models::Tokenizer>(std::move(tokenizer));
+  }
+  if (!source.gguf_model.empty()) {
+    models::GgufVocabulary v;
+    v.model = source.gguf_model;
+    v.pre = source.gguf_pre;
+    v.tokens = source.tokens;
+    v.token_type = source.token_types;
+    v.merges = source.merges;
+    TARE_ASSIGN_OR_RETURN(models::Tokenizer tokenizer, models::Tokenizer::FromGguf(v));
+    return std::optional<models::Tokenizer>(std::move(tokenizer));
+  }
+  return std::optional<models::Tokenizer>();
+}
+
+std::string SelfHash() {
+  const Result<std::string> bytes = Env::Real()->ReadFile("/proc/self/exe");
+  return bytes.ok() ? Hex(Sha256Of(*bytes)) : "unreadable: " + bytes.status().message();
+}
+
+}  // namespace
+
+Result<std::string> HeldWeightHash(const models::Model& model) {
+  TARE_ASSIGN_OR_RETURN(const auto tensors, model.NamedTensors());
+  std::vector<WeightHashItem> items;
+  for (const auto& [name, tensor] : tensors) {
+    items.push_back({.name = name,
+                     .dtype = tensor.dtype(),
+                     .shape = tensor.shape(),
+                     .digest = TensorDigest(tensor),
+                     .plain_sha256 = std::nullopt});
+  }
+  TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, HashOfItems(std::move(items)));
+  return Hex(digest);
+}
+
+Result<std::unique_ptr<Serving>> Serving::Start(const ServingConfig& given) {
+  ServingConfig config = given;
+  TARE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(config.model_path));
+  std::unique_ptr<Serving> serving(new Serving());
+  serving->model_name_ = config.served_model_name;
+  if (serving->model_name_.empty()) {
+    const std::filesystem::path path(config.model_path);
+    serving->model_name_ =
+        path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+  }
+  TARE_ASSIGN_OR_RETURN(serving->tokenizer_, LoadTokenizer(checkpoint.tokenizer()));
+
+  const models::ModelOptions options{.max_positions = config.engine.scheduler.max_model_len,
+                                     .side = config.engine.side};
+  ThreadPool pool(config.engine.threads);
+  TARE_ASSIGN_OR_RETURN(models::Model model, models::Model::Load(&pool, checkpoint, options));
+  if (config.engine.eos.empty()) {
+    for (const int64_t id : checkpoint.config().eos_token_ids)
+      config.engine.eos.push_back(static_cast<int32_t>(id));
+  }
+  TARE_ASSIGN_OR_RETURN(const std::string weights, HeldWeightHash(model));
+  const int threads = config.engine.threads;
+  Engine::Hooks hooks{
+      .load = [options, threads](const std::string& path) -> Result<models::Model> {
+        TARE_ASSIGN_OR_RETURN(const Checkpoint update, Checkpoint::Open(path));
+        ThreadPool load_pool(threads);
+        return models::Model::Load(&load_pool, update, options);
+      },
+      .weight_hash = HeldWeightHash,
+  };
+  TARE_ASSIGN_OR_RETURN(serving->engine_,
+                        Engine::Create(std::move(model), config.engine, std::move(hooks)));
+
+  ApiConfig api{.model_name = serving->model_name_,
+                .model_path = config.model_path,
+                .api_key = config.api_key,
+                .version = config.program_version,
+                .processed_logprobs = config.processed_logprobs,
+                .tokenizer = serving->tokenizer(),
+                .chat = nullptr,
+                .identity = Json{{"program", "tare"},
+                                 {"version", config.program_version},
+                                 {"binary_sha256", SelfHash()},
+                                 {"pid", static_cast<int64_t>(::getpid())},
+                                 {"model", serving->model_name_},
+                                 {"weights_at_start", weights},
+                                 {"device", DeviceName(Device::kCpu)}},
+                .shutdown = config.shutdown};
+  api.chat = [](const std::vector<ChatMessage>&, bool) -> Result<std::string> {
+    return InvalidArgument(
+        "messages: no chat template is known for this model; send token ids to /v1/completions");
+  };
+  serving->api_ = std::make_unique<Api>(serving->engine_.get(), std::move(api));
+  TARE_ASSIGN_OR_RETURN(serving->server_,
+                        http::Server::Start(config.http, serving->api_->handler()));
+  return serving;
+}
+
+Serving::~Serving() { Stop(0); }
+
+void Serving::Stop(double seconds) {
+  // The engine first, so that answers in flight can still be written.
+  if (engine_) engine_->Stop(seconds);
+  if (server_) server_->Stop(seconds > 0 ? 5 : 0);
+}
+
+}  // namespace tare::engine
