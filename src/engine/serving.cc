@@ -5,6 +5,8 @@
 #include <filesystem>
 
 #include "base/env.h"
+#include "models/chat_template.h"
+#include "models/load_tokenizer.h"
 #include "tensor/checkpoint.h"
 #include "tensor/digest.h"
 #include "tensor/weight_hash.h"
@@ -12,24 +14,35 @@
 namespace tare::engine {
 namespace {
 
-Result<std::optional<models::Tokenizer>> LoadTokenizer(const TokenizerSource& source) {
-  if (!source.tokenizer_json_path.empty()) {
-    TARE_ASSIGN_OR_RETURN(const std::string json,
-                          Env::Real()->ReadFile(source.tokenizer_json_path));
-    TARE_ASSIGN_OR_RETURN(models::Tokenizer tokenizer, models::Tokenizer::FromJson(json));
-    return std::optional<models::Tokenizer>(std::move(tokenizer));
-  }
-  if (!source.gguf_model.empty()) {
-    models::GgufVocabulary v;
-    v.model = source.gguf_model;
-    v.pre = source.gguf_pre;
-    v.tokens = source.tokens;
-    v.token_type = source.token_types;
-    v.merges = source.merges;
-    TARE_ASSIGN_OR_RETURN(models::Tokenizer tokenizer, models::Tokenizer::FromGguf(v));
-    return std::optional<models::Tokenizer>(std::move(tokenizer));
-  }
-  return std::optional<models::Tokenizer>();
+// None for a checkpoint that brings no tokenizer: it serves token ids.
+Result<std::optional<models::Tokenizer>> OptionalTokenizer(const Checkpoint& checkpoint) {
+  const TokenizerSource& source = checkpoint.tokenizer();
+  if (source.tokenizer_json_path.empty() && source.gguf_model.empty())
+    return std::optional<models::Tokenizer>();
+  TARE_ASSIGN_OR_RETURN(models::Tokenizer tokenizer,
+                        models::LoadTokenizer(Env::Real(), checkpoint));
+  return std::optional<models::Tokenizer>(std::move(tokenizer));
+}
+
+// Renders messages; for a model without a known template an answer that says what to do instead.
+std::function<Result<std::string>(const std::vector<ChatMessage>&, bool)> ChatRenderer(
+    const Checkpoint& checkpoint) {
+  const auto format = [&]() -> Result<models::ChatFormat> {
+    TARE_ASSIGN_OR_RETURN(const std::string text,
+                          models::LoadChatTemplate(Env::Real(), checkpoint));
+    return models::FindChatFormat(text);
+  }();
+  return [format](const std::vector<ChatMessage>& messages,
+                  bool add_generation_prompt) -> Result<std::string> {
+    if (!format.ok()) return InvalidArgument("messages: {}", format.status().message());
+    std::vector<models::ChatMessage> list;
+    for (const ChatMessage& m : messages) list.push_back({m.role, m.content});
+    models::ChatOptions options;
+    options.add_generation_prompt = add_generation_prompt;
+    Result<std::string> text = models::RenderChat(*format, list, options);
+    if (!text.ok()) return InvalidArgument("messages: {}", text.status().message());
+    return text;
+  };
 }
 
 std::string SelfHash() {
@@ -63,7 +76,7 @@ Result<std::unique_ptr<Serving>> Serving::Start(const ServingConfig& given) {
     serving->model_name_ =
         path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
   }
-  TARE_ASSIGN_OR_RETURN(serving->tokenizer_, LoadTokenizer(checkpoint.tokenizer()));
+  TARE_ASSIGN_OR_RETURN(serving->tokenizer_, OptionalTokenizer(checkpoint));
 
   const models::ModelOptions options{.max_positions = config.engine.scheduler.max_model_len,
                                      .side = config.engine.side};
@@ -101,10 +114,7 @@ Result<std::unique_ptr<Serving>> Serving::Start(const ServingConfig& given) {
                                  {"weights_at_start", weights},
                                  {"device", DeviceName(Device::kCpu)}},
                 .shutdown = config.shutdown};
-  api.chat = [](const std::vector<ChatMessage>&, bool) -> Result<std::string> {
-    return InvalidArgument(
-        "messages: no chat template is known for this model; send token ids to /v1/completions");
-  };
+  api.chat = ChatRenderer(checkpoint);
   serving->api_ = std::make_unique<Api>(serving->engine_.get(), std::move(api));
   TARE_ASSIGN_OR_RETURN(serving->server_,
                         http::Server::Start(config.http, serving->api_->handler()));
