@@ -128,11 +128,18 @@ TEST_F(ServingTest, VictimBitsDependOnNothingElse) {
     for (size_t i = 0; i < 2; ++i) ExpectSame((*mine)[i], alone[i], v.name);
     const Stats stats = s->engine().GetStats();
     const std::string name = v.name;
-    if (name == "neighbours") EXPECT_GT(stats.scheduler.mixed_steps, 0);
-    if (name.starts_with("chunks")) EXPECT_GT(stats.scheduler.chunked_runs, 0) << name;
-    if (name == "warm cache" || name == "page 64")
+    if (name == "neighbours") {
+      EXPECT_GT(stats.scheduler.mixed_steps, 0);
+    }
+    if (name.starts_with("chunks")) {
+      EXPECT_GT(stats.scheduler.chunked_runs, 0) << name;
+    }
+    if (name == "warm cache" || name == "page 64") {
       EXPECT_EQ(stats.scheduler.prefix_hits > 0, name == "warm cache") << name;
-    if (name == "few blocks") EXPECT_GT(stats.scheduler.preemptions, 0);
+    }
+    if (name == "few blocks") {
+      EXPECT_GT(stats.scheduler.preemptions, 0);
+    }
     EXPECT_EQ(stats.free_blocks, stats.num_blocks) << name << ": blocks leaked";
   }
 }

@@ -17,7 +17,7 @@ namespace tare::engine::client {
 struct Endpoint {
   std::string host = "127.0.0.1";
   uint16_t port = 0;
-  std::string api_key;
+  std::string api_key{};
   double timeout_seconds = 600;  // for one whole call
 };
 
@@ -43,14 +43,14 @@ Result<Json> SendJson(const Endpoint& endpoint, const std::string& method, const
                       const Json& body = nullptr);
 
 struct CompletionRequest {
-  std::vector<int32_t> prompt;
+  std::vector<int32_t> prompt{};
   int32_t n = 1;
   int32_t max_tokens = 16;
   float temperature = 1.0f;
   float top_p = 1.0f;
   int32_t top_k = 0;
-  std::optional<uint64_t> seed;
-  std::vector<int32_t> stop_token_ids;
+  std::optional<uint64_t> seed{};
+  std::vector<int32_t> stop_token_ids{};
   bool ignore_eos = false;
   bool prompt_logprobs = false;
   bool candidates = false;
