@@ -11,6 +11,7 @@
 # DEPS is the whole list of rooms that this one may include; tests/include_graph_test.cc holds the
 # same list and reads the sources.
 set(TARE_CUDA_ROOMS tensor numerics ops)
+add_custom_target(fuzzers)  # every libFuzzer binary (TARE_FUZZ)
 function(tare_room name)
   cmake_parse_arguments(R "SIMD" "" "DEPS;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)
@@ -124,6 +125,7 @@ function(tare_fuzz name file library)
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
+    add_dependencies(fuzzers ${name})
   endif()
   if(TARE_TESTS)
     add_executable(${name}_replay ${file} ${PROJECT_SOURCE_DIR}/tests/fuzz_replay.cc)
