@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -58,6 +59,28 @@ Status CheckContext(const Ctx& ctx) {
 
 }  // namespace
 
+struct PackedWeight::Mma {
+  std::once_flag once;
+  numerics::MmaB b;
+};
+
+const numerics::MmaB* PackedWeight::mma() const {
+  if (mma_ == nullptr) return nullptr;
+  std::call_once(mma_->once, [this] {
+    // Back from the panels to rows: element (n, k) of a pair panel.
+    std::vector<uint16_t> codes(static_cast<size_t>(n_ * k_));
+    const uint16_t* panels = static_cast<const uint16_t*>(data_.get());
+    for (int64_t n = 0; n < n_; ++n) {
+      const int64_t slot = n % gemm::kPanel % 16 * 2 + n % gemm::kPanel / 16;
+      const uint16_t* in = panels + n / gemm::kPanel * k_ * gemm::kPanel + slot;
+      for (int64_t k = 0; k < k_; ++k) codes[static_cast<size_t>(n * k_ + k)] = in[k * gemm::kPanel];
+    }
+    const auto type = dtype_ == DType::kBF16 ? numerics::MmaType::kBF16 : numerics::MmaType::kF16;
+    mma_->b = numerics::MmaB::Pack(type, codes.data(), n_, k_, k_, 1);
+  });
+  return &mma_->b;
+}
+
 Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType dtype, int64_t n,
                                         int64_t k, Profile profile) {
   TARE_RETURN_IF_ERROR(CheckOperand("packed dtype", dtype));
@@ -70,10 +93,11 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
   packed.n_ = n;
   packed.k_ = k;
   packed.dtype_ = dtype;
+  if (dtype != DType::kF32) packed.mma_ = std::make_shared<Mma>();
   if (profile == Profile::kSm90Mma && dtype != DType::kF32) {
     const auto type = dtype == DType::kBF16 ? numerics::MmaType::kBF16 : numerics::MmaType::kF16;
-    packed.mma_ = std::make_shared<const numerics::MmaB>(numerics::MmaB::Pack(type, w, n, k, k, 1));
-    packed.size_bytes_ = static_cast<int64_t>(packed.mma_->packed().codes.size());
+    std::call_once(packed.mma_->once, [&] { packed.mma_->b = numerics::MmaB::Pack(type, w, n, k, k, 1); });
+    packed.size_bytes_ = static_cast<int64_t>(packed.mma_->b.packed().codes.size());
     return packed;
   }
   packed.size_bytes_ = (n + gemm::kPanel - 1) / gemm::kPanel * gemm::kPanel * k * SizeOf(dtype);

@@ -84,17 +84,20 @@ class PackedWeight {
   static Result<PackedWeight> Pack(ThreadPool* pool, const void* w, DType dtype, int64_t n, int64_t k,
                                    Profile profile = Profile::kIeeeF32);
 
-  bool defined() const { return data_ != nullptr || mma_ != nullptr; }
+  bool defined() const { return n_ > 0; }
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
   DType dtype() const { return dtype_; }
   int64_t size_bytes() const { return size_bytes_; }
-  const void* panels() const { return data_.get(); }             // null when packed for sm90-mma
-  const numerics::MmaB* mma() const { return mma_.get(); }       // null when packed for ieee-f32
+  const void* panels() const { return data_.get(); }  // null when packed for sm90-mma
+  // The codes for sm90-mma. A weight packed for ieee-f32 makes them at the first call that asks, once,
+  // from any thread, and keeps both; null for an f32 weight.
+  const numerics::MmaB* mma() const;
 
  private:
+  struct Mma;
   std::shared_ptr<const void> data_;  // aligned to 64 bytes
-  std::shared_ptr<const numerics::MmaB> mma_;
+  std::shared_ptr<Mma> mma_;
   int64_t n_ = 0;
   int64_t k_ = 0;
   DType dtype_ = DType::kBF16;
