@@ -58,8 +58,8 @@ struct Arch {
   int sms = 132;
 };
 
-// The schedule for a shape: a pure function, tested without a device. `chains` counts those that
-// are held at once (1 for kDw with at most two units, which go through memory; see linear_pick.cc).
+// The schedule for a shape: a pure function, tested without a device. `chains`: partial sums of the
+// tree, or units of kDw (with more than one, the tile's gradient stays in registers between them).
 Schedule Pick(Pass pass, int64_t m, int64_t n, int64_t k, int chains, const Arch& arch);
 
 // True when the Hopper kernels can take it: bf16 operands, sm90-mma, addresses and strides that the
