@@ -31,7 +31,7 @@ struct ScoreOptions {
   bool entropy = false;
   bool tape = false;  // record a tape, as training does, and drop it
   TapPhase phase = TapPhase::kScore;
-  std::string weight_version;
+  std::string weight_version = {};
 };
 
 struct ScoreResult {
