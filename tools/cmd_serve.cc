@@ -14,6 +14,7 @@
 #include "base/env.h"
 #include "base/fault.h"
 #include "engine/serving.h"
+#include "tensor/dump.h"
 #include "tools/command.h"
 
 namespace tare {
@@ -27,6 +28,34 @@ struct Options {
   std::string faults;
   double stop_seconds = 30;
   int64_t kv_cache_mib = 1024;
+  std::string dump;
+  int64_t dump_frames = 0;
+};
+
+// Hands the first frames on to a dump and drops the others.
+class FirstFrames : public Tap {
+ public:
+  FirstFrames(std::unique_ptr<DumpWriter> writer, int64_t frames) : writer_(std::move(writer)), left_(frames) {}
+  void BeginFrame(const TapFrame& frame) override {
+    open_ = left_ > 0;
+    if (open_) writer_->BeginFrame(frame);
+  }
+  void Emit(const TapPoint& point, const Tensor& value) override {
+    if (open_) writer_->Emit(point, value);
+  }
+  void EndFrame() override {
+    if (!open_) return;
+    writer_->EndFrame();
+    if (--left_ == 0) status_ = writer_->Finish();
+  }
+  // After the last call of the engine.
+  Status Finish() { return left_ > 0 ? writer_->Finish() : status_; }
+
+ private:
+  std::unique_ptr<DumpWriter> writer_;
+  int64_t left_;
+  bool open_ = false;
+  Status status_;
 };
 
 int Run(Options& o) {
@@ -58,6 +87,21 @@ int Run(Options& o) {
   Result<std::unique_ptr<engine::Serving>> serving = engine::Serving::Start(c);
   if (!serving.ok()) return ReportError(serving.status());
   engine::Serving& s = **serving;
+  std::unique_ptr<FirstFrames> tap;
+  if (!o.dump.empty()) {
+    DumpOptions options;
+    options.manifest.side = "rollout";
+    options.sync = false;
+    const Result<std::string> weights = s.engine().WeightHash();
+    if (!weights.ok()) return ReportError(weights.status());
+    const Result<Sha256Digest> digest = ParseSha256(*weights);
+    if (!digest.ok()) return ReportError(digest.status());
+    options.manifest.weights.push_back({fmt::format("theta{}", c.engine.weight_version), *digest});
+    Result<std::unique_ptr<DumpWriter>> writer = DumpWriter::Create(Env::Real(), o.dump, std::move(options));
+    if (!writer.ok()) return ReportError(writer.status());
+    tap = std::make_unique<FirstFrames>(*std::move(writer), o.dump_frames > 0 ? o.dump_frames : INT64_MAX);
+    s.engine().SetTap(tap.get());
+  }
   std::fprintf(
       stderr,
       "tare: serving %s on http://%s:%d  batch invariant: %s  profile: %s  blocks: %lld of %lld\n",
@@ -73,6 +117,9 @@ int Run(Options& o) {
   sigwait(&signals, &signal);
   std::fprintf(stderr, "tare: stopping; requests in flight get up to %.0f s\n", o.stop_seconds);
   s.Stop(o.stop_seconds);
+  if (tap != nullptr) {
+    if (const Status dumped = tap->Finish(); !dumped.ok()) return ReportError(dumped);
+  }
   return 0;
 }
 
@@ -123,6 +170,9 @@ TARE_COMMAND(serve, [](CLI::App& root) {
   app->add_option("--weight-version", c.engine.weight_version, "version of the weights at start")
       ->capture_default_str();
   app->add_option("--fault", o->faults, "planted faults, name@rollout,...");
+  app->add_option("--dump", o->dump, "write every tensor of every step to this new dump");
+  app->add_option("--dump-frames", o->dump_frames, "of the first steps only (0: all)")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--stop-seconds", o->stop_seconds, "time for requests in flight at the end")
       ->capture_default_str();
   app->footer(
