@@ -11,6 +11,51 @@
 namespace tare::engine {
 namespace {
 
+// Whether an update may take the place of what is served: the cache's layout, the tables and every
+// operator's parameters were chosen for one configuration. Ok, or what differs first.
+Status SameModel(const models::Model& served, const models::Model& update) {
+  const auto& a = served.parameters();
+  const auto& b = update.parameters();
+  if (a.size() != b.size())
+    return InvalidArgument("path: {} tensors, the served model has {}", b.size(), a.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].name != b[i].name || a[i].value.shape() != b[i].value.shape() ||
+        a[i].value.dtype() != b[i].value.dtype()) {
+      return InvalidArgument("path: {} {} {}, the served model has {} {} {}", b[i].name,
+                             DTypeName(b[i].value.dtype()), ShapeToString(b[i].value.shape()),
+                             a[i].name, DTypeName(a[i].value.dtype()),
+                             ShapeToString(a[i].value.shape()));
+    }
+  }
+  const models::ModelConfig& c = served.config();
+  const models::ModelConfig& d = update.config();
+  const auto differs = [](const char* what) {
+    return InvalidArgument("path: its config has another {} than the served model", what);
+  };
+  if (c.q_heads != d.q_heads || c.kv_heads != d.kv_heads || c.head_dim != d.head_dim)
+    return differs("head count");
+  if (c.tied != d.tied || c.vocab != d.vocab) return differs("vocabulary or head");
+  if (c.norm_eps != d.norm_eps) return differs("rms_norm_eps");
+  if (c.activation != d.activation) return differs("activation");
+  if (c.top_k != d.top_k || c.renormalise != d.renormalise) return differs("router rule");
+  if (c.layers.size() != d.layers.size()) return differs("number of layers");
+  for (size_t i = 0; i < c.layers.size(); ++i) {
+    if (c.layers[i].window != d.layers[i].window || c.layers[i].sink != d.layers[i].sink ||
+        c.layers[i].moe != d.layers[i].moe) {
+      return differs("kind of layer (window, sink or experts)");
+    }
+  }
+  const auto bytes = [](const Tensor& t) {
+    return std::string_view(static_cast<const char*>(t.data()),
+                            static_cast<size_t>(t.size_bytes()));
+  };
+  if (served.device() == Device::kCpu && (bytes(served.rope_cos()) != bytes(update.rope_cos()) ||
+                                          bytes(served.rope_sin()) != bytes(update.rope_sin()))) {
+    return differs("rope table");
+  }
+  return Ok();
+}
+
 uint64_t FreshSeed() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
@@ -355,10 +400,7 @@ Result<UpdateReport> Engine::UpdateWeights(int64_t version, const std::string& p
   // Loading needs nothing of the engine's thread: it serves meanwhile.
   const int64_t start_ns = std::chrono::steady_clock::now().time_since_epoch().count();
   TARE_ASSIGN_OR_RETURN(models::Model loaded, hooks_.load(path));
-  if (loaded.config().vocab != model_config_.vocab ||
-      loaded.parameters().size() != model_->parameters().size()) {
-    return InvalidArgument("{}: not the model that is served", path);
-  }
+  TARE_RETURN_IF_ERROR(SameModel(*model_, loaded));
   TARE_ASSIGN_OR_RETURN(const std::string held, hooks_.weight_hash(loaded));
   if (!sha256.empty() && held != sha256) {
     return DataLoss(
@@ -399,6 +441,10 @@ Result<UpdateReport> Engine::UpdateWeights(int64_t version, const std::string& p
     stats_.weight_updates++;
   });
   if (!after.ok()) return after.status();
+  // With the planted fault the report says what is held, and the caller must notice.
+  if (*after != held && !fault::Active(kStaleWeights, config_.side)) {
+    return Error(Code::kInternal, "the engine holds weights {} after loading {}", *after, held);
+  }
   report.version = version;
   report.sha256 = *after;
   report.load_seconds =
