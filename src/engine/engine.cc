@@ -5,6 +5,7 @@
 #include <cmath>
 #include <future>
 #include <random>
+#include <set>
 
 #include "engine/faults.h"
 
@@ -54,6 +55,14 @@ Status SameModel(const models::Model& served, const models::Model& update) {
     return differs("rope table");
   }
   return Ok();
+}
+
+// Launches that nobody takes must not fill memory: of equal ones (but for the shape) one is kept.
+void FoldLaunches(ops::LaunchTrace* trace) {
+  std::set<std::string> seen;
+  for (ops::Launch& l : trace->Take()) {
+    if (seen.insert(l.op + " " + l.kernel + " " + l.dtypes).second) trace->Record(std::move(l));
+  }
 }
 
 uint64_t FreshSeed() {
@@ -250,6 +259,7 @@ void Engine::Loop() {
       return;
     }
     Step();
+    if (step_ % 1024 == 0) FoldLaunches(&trace_);
     std::lock_guard lock(mutex_);
     stats_.scheduler = scheduler_->counters();
     stats_.waiting = scheduler_->waiting();

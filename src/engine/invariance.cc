@@ -200,8 +200,8 @@ class Matrix {
       TARE_RETURN_IF_ERROR(collector.Submit(std::move(neighbour), nullptr));
     }
     while (scene.preempt && collector.open()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      engine().PreemptAll();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      engine().PreemptAll();  // between two steps: each still gives a token
     }
     TARE_RETURN_IF_ERROR(collector.Wait());
     return got;

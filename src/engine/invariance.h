@@ -18,7 +18,7 @@
 namespace tare::engine {
 
 struct InvarianceOptions {
-  std::string model_path;
+  std::string model_path{};
   ops::BatchInvariance arm = ops::BatchInvariance::kOn;
   Profile profile = Profile::kIeeeF32;
   int threads = 0;         // of the reference; 0: the CPUs of the affinity mask
@@ -26,17 +26,17 @@ struct InvarianceOptions {
   int generated = 16;      // tokens a victim
   bool boundaries = true;  // prompts around every contract constant (kv_split: some hundred tokens)
   // The tare program, for the cell of a fresh process; empty: that cell is not covered.
-  std::string program;
+  std::string program{};
 };
 
 struct InvarianceCell {
   std::string axis;       // "batch", "chunk", ...
   std::string condition;  // "64", "block + 1", ...
   Verdict verdict = Verdict::kInconclusive;
-  std::string_view reason;  // base/reasons.h; empty with pass
+  std::string_view reason{};  // base/reasons.h; empty with pass
   int64_t compared = 0;     // tokens
   int64_t mismatches = 0;   // tokens whose id or bits differ, up to the first other id
-  std::string first;        // the first mismatch, for people
+  std::string first{};      // the first mismatch, for people
   Json proof = Json::object();
 };
 
