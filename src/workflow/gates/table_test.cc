@@ -126,10 +126,12 @@ TEST(GateTableTest, EveryCommandExists) {
   for (const auto& entry : std::filesystem::directory_iterator(TARE_SOURCE_DIR "/tools")) {
     if (entry.path().extension() != ".cc") continue;
     const std::string text = ReadAll(entry.path());
-    for (const std::string mark : {"add_subcommand(\"", "Group(root, \""}) {
+    // Every way in which a command gives its name: the first string after one of these.
+    for (const std::string mark : {"add_subcommand(", "Group(root,", "group,"}) {
       for (size_t at = 0; (at = text.find(mark, at)) != std::string::npos;) {
-        at += mark.size();
-        existing.insert(text.substr(at, text.find('"', at) - at));
+        at = text.find_first_not_of(" \n", at + mark.size());
+        if (at == std::string::npos || text[at] != '"') continue;
+        existing.insert(text.substr(at + 1, text.find('"', at + 1) - at - 1));
       }
     }
   }
@@ -147,8 +149,8 @@ TEST(GateTableTest, EveryCommandExists) {
   for (const Problem& p : TheWorkflow().problems) check(p.id, p.commands);
 }
 
-// Routing of the problem index, the first half of each of its rows: the right one is first or second
-// for each of at least three phrasings. The rows' own checks are not met by this.
+// Routing of the problem index, the first half of each of its rows: the right one is first or
+// second for each of at least three phrasings. The rows' own checks are not met by this.
 TEST(FindTest, PhrasingsLeadToTheirRow) {
   std::istringstream lines(ReadAll(TARE_SOURCE_DIR "/tests/data/find/phrasings.tsv"));
   std::map<std::string, int> per_row;
