@@ -2,12 +2,12 @@
 # test.sh: sets up, builds and runs the tests of a machine without a GPU, and ends with one line
 # "N passed, N failed, N skipped" over all suites. A suite that cannot run counts as one failure.
 #
-#   1 build     release preset; the CUDA part too where nvcc is found (compile and link)
-#   2 cpu       every test with the label cpu or multi_rank
-#   3 style     clang-format over all sources
-#   4 sanitize  address and undefined on base, parsers, ledger and MINI; each fuzzer a few seconds
+#   build     release preset; the CUDA part too where nvcc is found (compile and link)
+#   cpu       every test with the label cpu or multi_rank
 #
-# The label `slow` is not run here; its dated results are in docs/results/. test.sh --slow runs it.
+# test.sh --sanitize runs address and undefined sanitizers over the rooms that read hostile bytes and
+# each fuzzer for a few seconds; test.sh --slow the label `slow`, whose dated results are in
+# docs/results/. Neither is part of the plain run yet.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 passed=0 failed=0 skipped=0
@@ -70,31 +70,32 @@ if [ "${1:-}" = --slow ]; then
   finish
 fi
 
+if [ "${1:-}" = --sanitize ]; then
+  note "sanitizers: build"
+  if scripts/build.sh asan fuzzers base_test tensor_test compare_test workflow_test; then
+    note "sanitizers: tests"
+    export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
+    for t in base tensor compare workflow; do
+      run_gtest "build/asan/tests/${t}_test" '--gtest_filter=-*Slow*:*MultiRank*:*Cuda*'
+    done
+    note "fuzzers, 3 s each"
+    for f in build/asan/fuzz/*_fuzz; do
+      name=$(basename "$f")
+      fresh=$(mktemp -d)
+      run_check "$name" "$f" -max_total_time=3 -rss_limit_mb=2000 -verbosity=0 "$fresh" "tests/corpus/$name"
+      rm -rf "$fresh"
+    done
+  else
+    failed=$((failed + 1))
+  fi
+  finish
+fi
+
 note "build"
 scripts/build.sh release || { failed=1; finish; }
 
 note "cpu tests"
 run_ctest build/release -L 'cpu|multi_rank'
 
-note "style"
-run_check "clang-format" scripts/lint.sh --format
-
-note "sanitizers: build"
-if scripts/build.sh asan fuzzers base_test tensor_test compare_test workflow_test; then
-  note "sanitizers: tests"
-  export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
-  for t in base tensor compare workflow; do
-    run_gtest "build/asan/tests/${t}_test" '--gtest_filter=-*Slow*:*MultiRank*:*Cuda*'
-  done
-  note "fuzzers, 3 s each"
-  for f in build/asan/fuzz/*_fuzz; do
-    name=$(basename "$f")
-    fresh=$(mktemp -d)
-    run_check "$name" "$f" -max_total_time=3 -rss_limit_mb=2000 -verbosity=0 "$fresh" "tests/corpus/$name"
-    rm -rf "$fresh"
-  done
-else
-  failed=$((failed + 1))
-fi
 note "done"
 finish
