@@ -102,7 +102,7 @@ int Run(const Options& options) {
                stdout);
   }
   if (!report->reason.empty())
-    fmt::print(stderr, "tare: {} {}\n", VerdictName(report->verdict), report->reason);
+    PrintReason(report->verdict, report->reason);
   return ExitCode(report->verdict);
 }
 

@@ -52,7 +52,7 @@ int Run(Options& o) {
                report->cells.size(), compared, mismatches, o.arm, VerdictName(report->verdict));
   }
   if (!report->reason.empty())
-    fmt::print(stderr, "tare: {} {}\n", VerdictName(report->verdict), report->reason);
+    PrintReason(report->verdict, report->reason);
   return ExitCode(report->verdict);
 }
 

@@ -50,7 +50,7 @@ int Run(const Options& o) {
     if (!o.bundle.empty() && report->found) fmt::print("bundle: {}\n", o.bundle);
   }
   if (!report->reason.empty())
-    fmt::print(stderr, "tare: {} {}\n", VerdictName(report->verdict), report->reason);
+    PrintReason(report->verdict, report->reason);
   return ExitCode(report->verdict);
 }
 

@@ -31,7 +31,7 @@ int Finish(const rl::Judgement& j, bool json) {
     Print(j);
   }
   std::fflush(stdout);
-  if (!j.reason.empty()) fmt::print(stderr, "tare: {} {}\n", VerdictName(j.verdict), j.reason);
+  if (!j.reason.empty()) PrintReason(j.verdict, j.reason);
   return ExitCode(j.verdict);
 }
 

@@ -13,6 +13,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <string_view>
 
 #include "base/status.h"
 #include "base/verdict.h"
@@ -31,6 +32,10 @@ void SetExit(int status);
 // Prints "tare: <status>" on stderr and gives the exit status for it: 64 for an invalid argument,
 // 65 for lost or malformed data, 66 for a missing file, 69 unsupported, 74 input/output, else 70.
 int ReportError(const Status& status);
+
+// "tare: <verdict> <reason>" on stderr, after everything that went to stdout: with both in one file the
+// line stands behind the document and not inside it.
+void PrintReason(Verdict verdict, std::string_view reason);
 
 }  // namespace tare
 

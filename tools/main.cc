@@ -48,6 +48,11 @@ CLI::App* Group(CLI::App& parent, const std::string& name, const std::string& te
 
 void SetExit(int status) { exit_status = status; }
 
+void PrintReason(Verdict verdict, std::string_view reason) {
+  std::fflush(stdout);
+  fmt::print(stderr, "tare: {} {}\n", VerdictName(verdict), reason);
+}
+
 int ReportError(const Status& status) {
   std::fprintf(stderr, "tare: %s\n", status.ToString().c_str());
   switch (status.code()) {
