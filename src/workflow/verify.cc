@@ -413,7 +413,7 @@ class Verifier {
     for (const auto& [path, info] : files_) {
       if (recorded_.count(path) != 0) continue;
       const bool of_open_run = std::any_of(open_runs.begin(), open_runs.end(),
-                                           [&](const std::string& p) { return path.starts_with(p); });
+                                           [&file = path](const std::string& p) { return file.starts_with(p); });
       Add(reason::kUnrecordedFile, path,
           of_open_run ? "it belongs to a run that is still open" : "no event names it");
     }
