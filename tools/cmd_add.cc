@@ -67,8 +67,10 @@ TARE_COMMAND(add, [](CLI::App& root) {
   app->add_option("--parent", a.parent, "run that this one retries");
   app->add_option("--candidate", a.candidate, "candidate that it is about");
   app->add_option("--input", a.inputs, "input by file or folder: TYPE:PATH or TYPE:NAME=PATH");
-  app->add_option("--depends", a.depends, "input by digest: TYPE:NAME=SHA256, or artifact:STEP/NAME");
-  app->add_option("--config-key", a.config_keys, "configuration it depends on (default: all; none)");
+  app->add_option("--depends", a.depends,
+                  "input by digest: TYPE:NAME=SHA256, or artifact:STEP/NAME");
+  app->add_option("--config-key", a.config_keys,
+                  "configuration it depends on (default: all; none)");
   app->add_flag("--json", options->json, "for machines");
   app->callback([options] { tare::SetExit(tare::Run(*options)); });
 });

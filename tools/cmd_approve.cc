@@ -38,7 +38,8 @@ int Refused(const workflow::AcceptResult& result, bool json) {
   } else if (result.verdict == Verdict::kPass) {
     fmt::print("approved by {}\n", Printable(result.detail));
   } else {
-    fmt::print("{}: {}{}\n  next: {}\n", VerdictName(result.verdict), r == nullptr ? "" : r->sentence,
+    fmt::print("{}: {}{}\n  next: {}\n", VerdictName(result.verdict),
+               r == nullptr ? "" : r->sentence,
                result.detail.empty() ? "" : " (" + Printable(result.detail) + ")",
                r == nullptr ? "" : r->next);
   }
@@ -61,7 +62,8 @@ int Run(const Options& options) {
       if (r.step == options.step) s.bundle_sha256 = r.bundle_sha256;
     }
     if (s.bundle_sha256.empty()) {
-      return ReportError(Error(Code::kPrecondition, "no review of {} was requested: `tare approve {}`",
+      return ReportError(Error(Code::kPrecondition,
+                               "no review of {} was requested: `tare approve {}`",
                                Printable(options.step), Printable(options.step)));
     }
     if (options.person.empty()) return ReportError(InvalidArgument("--statement needs --person"));
@@ -72,7 +74,8 @@ int Run(const Options& options) {
     s.time = std::max(FormatUtc(env->NowNs()), view->state.latest_time);
     auto text = workflow::EncodeStatement(s);
     if (!text.ok()) return ReportError(text.status());
-    if (auto again = workflow::ParseStatement(*text); !again.ok()) return ReportError(again.status());
+    if (auto again = workflow::ParseStatement(*text); !again.ok())
+      return ReportError(again.status());
     std::fputs(text->c_str(), stdout);
     return 0;
   }
@@ -83,15 +86,16 @@ int Run(const Options& options) {
     if (context.force_words.empty()) {
       auto a = env->ReadFile(options.accept);
       if (!a.ok()) return ReportError(a.status());
-      const std::string path = options.signature.empty() ? options.accept + ".sig" : options.signature;
+      const std::string path =
+          options.signature.empty() ? options.accept + ".sig" : options.signature;
       auto b = env->ReadFile(path);
       if (!b.ok()) return ReportError(b.status());
       statement = *a;
       signature = *b;
       auto parsed = workflow::ParseStatement(statement);
       if (parsed.ok() && parsed->step != options.step) {
-        return ReportError(InvalidArgument("the statement is about {}, not {}", Printable(parsed->step),
-                                           Printable(options.step)));
+        return ReportError(InvalidArgument("the statement is about {}, not {}",
+                                           Printable(parsed->step), Printable(options.step)));
       }
     }
     context.person_at_terminal = ::isatty(0) == 1 && ::isatty(2) == 1;
@@ -129,7 +133,8 @@ int Run(const Options& options) {
 }  // namespace tare
 
 TARE_COMMAND(approve, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("approve", "ask for a person's review of a step, and take it");
+  CLI::App* app =
+      root.add_subcommand("approve", "ask for a person's review of a step, and take it");
   auto options = std::make_shared<tare::Options>();
   app->add_option("step", options->step, "C0 to C10, or task (the list of reviewers)")->required();
   app->add_option("--task", options->dir, "the task directory (default: here)");
@@ -139,7 +144,8 @@ TARE_COMMAND(approve, [](CLI::App& root) {
   app->add_option("--decision", options->decision, "approve or reject")->capture_default_str();
   app->add_option("--accept", options->accept, "a signed statement");
   app->add_option("--signature", options->signature, "its signature (default: beside it, .sig)");
-  app->add_flag("--force,--yes,-f,-y", options->force, "refused, always: no flag replaces a person");
+  app->add_flag("--force,--yes,-f,-y", options->force,
+                "refused, always: no flag replaces a person");
   app->add_flag("--json", options->json, "for machines");
   app->callback([options] { tare::SetExit(tare::Run(*options)); });
 });

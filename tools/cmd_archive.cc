@@ -1,4 +1,5 @@
-// `tare archive DIR TARGET` copies a task that verifies; `tare archive DIR --check` checks its layout.
+// `tare archive DIR TARGET` copies a task that verifies; `tare archive DIR --check` checks its
+// layout.
 
 #include <cstdio>
 #include <memory>
@@ -40,14 +41,15 @@ int Run(const Options& options) {
                               {"verify", VerdictName(verified->verdict)}}
                              .dump(1));
     } else {
-      fmt::print("{}: {} layout findings, verification: {}\n", clean ? "pass" : "fail", findings->size(),
-                 VerdictName(verified->verdict));
+      fmt::print("{}: {} layout findings, verification: {}\n", clean ? "pass" : "fail",
+                 findings->size(), VerdictName(verified->verdict));
     }
     return clean ? 0 : ExitCode(Verdict::kFail);
   }
   auto report = workflow::ArchiveTask(env, options.dir, options.target, workflow::CurrentActor());
   if (!report.ok()) return ReportError(report.status());
-  fmt::print(stderr, "{} files, {} bytes; keep this checkpoint elsewhere:\n", report->files, report->bytes);
+  fmt::print(stderr, "{} files, {} bytes; keep this checkpoint elsewhere:\n", report->files,
+             report->bytes);
   std::fputs(workflow::EncodeCheckpoint(report->checkpoint).c_str(), stdout);
   return 0;
 }
@@ -56,7 +58,8 @@ int Run(const Options& options) {
 }  // namespace tare
 
 TARE_COMMAND(archive, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("archive", "copy a task with all links intact, or check its layout");
+  CLI::App* app =
+      root.add_subcommand("archive", "copy a task with all links intact, or check its layout");
   auto options = std::make_shared<tare::Options>();
   app->add_option("dir", options->dir, "the task directory")->required();
   app->add_option("target", options->target, "a new directory for the archive");

@@ -1,5 +1,5 @@
-// tare bench contractions: linear and attention on this CPU against what the same machine reaches in the
-// same run: its read bandwidth, its FMA rate and, where the library is installed, OpenBLAS.
+// tare bench contractions: linear and attention on this CPU against what the same machine reaches
+// in the same run: its read bandwidth, its FMA rate and, where the library is installed, OpenBLAS.
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -46,13 +46,16 @@ std::vector<double> Interleaved(int rounds, const std::vector<std::function<void
   return best;
 }
 
-using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
+using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int,
+                       float, float*, int);
 
-// cblas_sgemm of an installed OpenBLAS, or null. Only a bench may look at another library's arithmetic.
+// cblas_sgemm of an installed OpenBLAS, or null. Only a bench may look at another library's
+// arithmetic.
 Sgemm FindSgemm(int threads) {
   void* library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return nullptr;
-  if (auto set = reinterpret_cast<void (*)(int)>(dlsym(library, "openblas_set_num_threads"))) set(threads);
+  if (auto set = reinterpret_cast<void (*)(int)>(dlsym(library, "openblas_set_num_threads")))
+    set(threads);
   return reinterpret_cast<Sgemm>(dlsym(library, "cblas_sgemm"));
 }
 
@@ -60,9 +63,11 @@ volatile float sink;
 
 // Reads a buffer larger than any cache: the read bandwidth of the threads.
 void ReadAll(ThreadPool& pool, const std::vector<uint64_t>& data) {
-  pool.ParallelRanges(static_cast<int64_t>(data.size()), int64_t{1} << 17, [&](int64_t begin, int64_t end) {
-    if (ops::gemm::ReadLoop(data.data() + begin, end - begin) == 42) sink = 1.0f;
-  });
+  pool.ParallelRanges(static_cast<int64_t>(data.size()), int64_t{1} << 17,
+                      [&](int64_t begin, int64_t end) {
+                        if (ops::gemm::ReadLoop(data.data() + begin, end - begin) == 42)
+                          sink = 1.0f;
+                      });
 }
 
 struct Row {
@@ -73,11 +78,17 @@ struct Row {
 
 void Print(const Options& o, Json& out, const Row& row) {
   out["rows"].push_back(Json{{"name", row.name}, {"value", row.value}, {"against", row.against}});
-  if (!o.json) std::printf("%-44s %-28s %s\n", row.name.c_str(), row.value.c_str(), row.against.c_str());
+  if (!o.json)
+    std::printf("%-44s %-28s %s\n", row.name.c_str(), row.value.c_str(), row.against.c_str());
 }
 
-void BenchLinear(const Options& o, ThreadPool& pool, double bandwidth, double peak, Sgemm sgemm, Json& out) {
-  for (const auto& shape : {std::pair<int64_t, int64_t>{960, 576}, {3072, 576}, {576, 1536}, {4096, 1024}, {1024, 3072}}) {
+void BenchLinear(const Options& o, ThreadPool& pool, double bandwidth, double peak, Sgemm sgemm,
+                 Json& out) {
+  for (const auto& shape : {std::pair<int64_t, int64_t>{960, 576},
+                            {3072, 576},
+                            {576, 1536},
+                            {4096, 1024},
+                            {1024, 3072}}) {
     const int64_t n = shape.first, k = shape.second;
     std::vector<uint16_t> w(static_cast<size_t>(n * k));
     uint32_t state = 1;
@@ -86,16 +97,19 @@ void BenchLinear(const Options& o, ThreadPool& pool, double bandwidth, double pe
       v = static_cast<uint16_t>(0x3c00u + (state >> 24) + (state & 0x8000u));
     }
     std::vector<float> wf(w.size());
-    for (size_t i = 0; i < w.size(); ++i) wf[i] = __builtin_bit_cast(float, static_cast<uint32_t>(w[i]) << 16);
+    for (size_t i = 0; i < w.size(); ++i)
+      wf[i] = __builtin_bit_cast(float, static_cast<uint32_t>(w[i]) << 16);
     // Enough copies of the weight that a decode step never finds it in a cache of its own.
     const int64_t copies = std::clamp<int64_t>((int64_t{1} << 29) / (n * k * 2), 1, 256);
     std::vector<ops::linear::PackedWeight> packed;
     for (int64_t i = 0; i < copies; ++i) {
       packed.push_back(*ops::linear::PackedWeight::Pack(&pool, w.data(), DType::kBF16, n, k));
     }
-    const auto mma = *ops::linear::PackedWeight::Pack(&pool, w.data(), DType::kBF16, n, k, Profile::kSm90Mma);
+    const auto mma =
+        *ops::linear::PackedWeight::Pack(&pool, w.data(), DType::kBF16, n, k, Profile::kSm90Mma);
     for (int64_t m : {1, 4, 8, 64, 256, 512}) {
-      std::vector<float> x(static_cast<size_t>(m * k), 0.5f), y(static_cast<size_t>(m * n)), peer(y);
+      std::vector<float> x(static_cast<size_t>(m * k), 0.5f), y(static_cast<size_t>(m * n)),
+          peer(y);
       std::vector<uint16_t> xb(static_cast<size_t>(m * k), 0x3f00);
       ops::linear::Params p;
       p.n = n, p.k = k, p.x_dtype = DType::kF32, p.y_dtype = DType::kF32;
@@ -103,7 +117,8 @@ void BenchLinear(const Options& o, ThreadPool& pool, double bandwidth, double pe
       const int64_t calls = m <= 8 ? copies : 1;
       std::vector<std::function<void()>> bodies = {[&] {
         for (int64_t i = 0; i < calls; ++i) {
-          const ops::linear::Args a{.m = m, .x = x.data(), .packed = &packed[turn++ % packed.size()], .y = y.data()};
+          const ops::linear::Args a{
+              .m = m, .x = x.data(), .packed = &packed[turn++ % packed.size()], .y = y.data()};
           TARE_CHECK(ops::linear::Forward({.pool = &pool}, p, a).ok());
         }
       }};
@@ -112,12 +127,14 @@ void BenchLinear(const Options& o, ThreadPool& pool, double bandwidth, double pe
       if (m >= 64) {
         bodies.push_back([&] {
           const ops::linear::Args a{.m = m, .x = xb.data(), .packed = &mma, .y = y.data()};
-          TARE_CHECK(ops::linear::Forward({.pool = &pool, .profile = Profile::kSm90Mma}, q, a).ok());
+          TARE_CHECK(
+              ops::linear::Forward({.pool = &pool, .profile = Profile::kSm90Mma}, q, a).ok());
         });
         if (sgemm != nullptr) {
           bodies.push_back([&] {
-            sgemm(101, 111, 112, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0f, x.data(),
-                  static_cast<int>(k), wf.data(), static_cast<int>(k), 0.0f, peer.data(), static_cast<int>(n));
+            sgemm(101, 111, 112, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k),
+                  1.0f, x.data(), static_cast<int>(k), wf.data(), static_cast<int>(k), 0.0f,
+                  peer.data(), static_cast<int>(n));
           });
         }
       }
@@ -126,17 +143,22 @@ void BenchLinear(const Options& o, ThreadPool& pool, double bandwidth, double pe
       const double each = t[0] / static_cast<double>(calls);
       if (m <= 8) {
         const double rate = static_cast<double>(n * k * 2) / each;
-        Print(o, out, {fmt::format("linear ieee bf16 M={} N={} K={}", m, n, k), fmt::format("{:.1f} GB/s", rate * 1e-9),
-                       fmt::format("{:.2f} of read bandwidth, {:.2f} of FMA rate", rate / bandwidth, products / each / peak)});
+        Print(o, out,
+              {fmt::format("linear ieee bf16 M={} N={} K={}", m, n, k),
+               fmt::format("{:.1f} GB/s", rate * 1e-9),
+               fmt::format("{:.2f} of read bandwidth, {:.2f} of FMA rate", rate / bandwidth,
+                           products / each / peak)});
         continue;
       }
       std::string against = fmt::format("{:.2f} of FMA rate", products / each / peak);
       if (sgemm != nullptr) against += fmt::format(", {:.2f} of OpenBLAS sgemm", t[2] / each);
-      Print(o, out, {fmt::format("linear ieee bf16 M={} N={} K={}", m, n, k),
-                     fmt::format("{:.1f} G products/s", products / each * 1e-9), against});
-      Print(o, out, {fmt::format("linear sm90 bf16 M={} N={} K={}", m, n, k),
-                     fmt::format("{:.2f} G products/s", products / t[1] * 1e-9),
-                     fmt::format("{:.3f} of FMA rate", products / t[1] / peak)});
+      Print(o, out,
+            {fmt::format("linear ieee bf16 M={} N={} K={}", m, n, k),
+             fmt::format("{:.1f} G products/s", products / each * 1e-9), against});
+      Print(o, out,
+            {fmt::format("linear sm90 bf16 M={} N={} K={}", m, n, k),
+             fmt::format("{:.2f} G products/s", products / t[1] * 1e-9),
+             fmt::format("{:.3f} of FMA rate", products / t[1] / peak)});
     }
   }
 }
@@ -147,31 +169,45 @@ void BenchAttention(const Options& o, ThreadPool& pool, double peak, Json& out) 
       for (int64_t n : {256, 1024, 2048}) {
         const auto size = static_cast<size_t>(SizeOf(dtype));
         const auto wide = static_cast<size_t>(n * qh * d), narrow = static_cast<size_t>(n * kh * d);
-        std::vector<uint8_t> q(wide * size, 0x3e), k(narrow * size, 0x3d), v(k), y(q), g(q), dq(q), dk(k), dv(k);
+        std::vector<uint8_t> q(wide * size, 0x3e), k(narrow * size, 0x3d), v(k), y(q), g(q), dq(q),
+            dk(k), dv(k);
         std::vector<float> lse(static_cast<size_t>(n * qh));
         ops::attention::Params p;
-        p.q_heads = qh, p.kv_heads = kh, p.head_dim = d, p.dtype = dtype, p.scale = 1.0f / std::sqrt(static_cast<float>(d));
+        p.q_heads = qh, p.kv_heads = kh, p.head_dim = d, p.dtype = dtype,
+        p.scale = 1.0f / std::sqrt(static_cast<float>(d));
         const ops::attention::Run all{.q_rows = n}, last{.q_rows = 1, .position = n - 1};
         ops::attention::Args a;
-        a.tokens = n, a.q = q.data(), a.kv = {.k = k.data(), .v = v.data(), .rows = n}, a.runs = {&all, 1};
+        a.tokens = n, a.q = q.data(), a.kv = {.k = k.data(), .v = v.data(), .rows = n},
+        a.runs = {&all, 1};
         a.out = y.data(), a.lse2 = lse.data();
         ops::attention::Args decode = a;
         decode.tokens = 1, decode.runs = {&last, 1}, decode.lse2 = nullptr;
         std::vector<uint8_t> row(static_cast<size_t>(qh * d) * size);
         decode.out = row.data();
         ops::attention::BackwardArgs b;
-        b.tokens = b.kv_rows = n, b.q = q.data(), b.k = k.data(), b.v = v.data(), b.out = y.data(), b.lse2 = lse.data();
+        b.tokens = b.kv_rows = n, b.q = q.data(), b.k = k.data(), b.v = v.data(), b.out = y.data(),
+        b.lse2 = lse.data();
         b.dout = g.data(), b.runs = {&all, 1}, b.dq = dq.data(), b.dk = dk.data(), b.dv = dv.data();
         const ops::Ctx ctx{.pool = &pool};
-        const auto t = Interleaved(std::max(2, o.rounds / 2), {[&] { TARE_CHECK(ops::attention::Forward(ctx, p, a).ok()); },
-                                                               [&] { TARE_CHECK(ops::attention::Backward(ctx, p, b).ok()); },
-                                                               [&] { TARE_CHECK(ops::attention::Forward(ctx, p, decode).ok()); }});
-        const double pairs = static_cast<double>(n) * static_cast<double>(n + 1) / 2 * static_cast<double>(qh * d);
-        const std::string name = fmt::format("attention {} {}/{} d={} n={}", DTypeName(dtype), qh, kh, d, n);
-        Print(o, out, {name + " forward", fmt::format("{:.2f} ms", t[0] * 1e3), fmt::format("{:.2f} of FMA rate", 2 * pairs / t[0] / peak)});
-        Print(o, out, {name + " backward", fmt::format("{:.2f} ms", t[1] * 1e3), fmt::format("{:.2f} of FMA rate", 5 * pairs / t[1] / peak)});
-        Print(o, out, {name + " decode", fmt::format("{:.1f} us", t[2] * 1e6),
-                       fmt::format("{:.2f} GB/s of K and V", static_cast<double>(2 * narrow * size) / t[2] * 1e-9)});
+        const auto t =
+            Interleaved(std::max(2, o.rounds / 2),
+                        {[&] { TARE_CHECK(ops::attention::Forward(ctx, p, a).ok()); },
+                         [&] { TARE_CHECK(ops::attention::Backward(ctx, p, b).ok()); },
+                         [&] { TARE_CHECK(ops::attention::Forward(ctx, p, decode).ok()); }});
+        const double pairs =
+            static_cast<double>(n) * static_cast<double>(n + 1) / 2 * static_cast<double>(qh * d);
+        const std::string name =
+            fmt::format("attention {} {}/{} d={} n={}", DTypeName(dtype), qh, kh, d, n);
+        Print(o, out,
+              {name + " forward", fmt::format("{:.2f} ms", t[0] * 1e3),
+               fmt::format("{:.2f} of FMA rate", 2 * pairs / t[0] / peak)});
+        Print(o, out,
+              {name + " backward", fmt::format("{:.2f} ms", t[1] * 1e3),
+               fmt::format("{:.2f} of FMA rate", 5 * pairs / t[1] / peak)});
+        Print(o, out,
+              {name + " decode", fmt::format("{:.1f} us", t[2] * 1e6),
+               fmt::format("{:.2f} GB/s of K and V",
+                           static_cast<double>(2 * narrow * size) / t[2] * 1e-9)});
       }
     }
   }
@@ -181,16 +217,24 @@ void Run(const Options& o) {
   ThreadPool pool(o.threads);
   const Sgemm sgemm = FindSgemm(o.threads);
   std::vector<uint64_t> data(size_t{1} << 26, 1);  // 512 MiB
-  const auto floor = Interleaved(o.rounds, {[&] { ReadAll(pool, data); },
-                                            [&] { pool.ParallelFor(o.threads, [&](int64_t) { sink = ops::gemm::FmaLoop(1 << 16); }); }});
+  const auto floor = Interleaved(
+      o.rounds,
+      {[&] { ReadAll(pool, data); },
+       [&] { pool.ParallelFor(o.threads, [&](int64_t) { sink = ops::gemm::FmaLoop(1 << 16); }); }});
   const double bandwidth = static_cast<double>(data.size() * 8) / floor[0];
-  const double peak = static_cast<double>(o.threads) * static_cast<double>(ops::gemm::FmaLoopProducts(1 << 16)) / floor[1];
+  const double peak = static_cast<double>(o.threads) *
+                      static_cast<double>(ops::gemm::FmaLoopProducts(1 << 16)) / floor[1];
   data = {};
-  Json out{{"threads", o.threads}, {"simd", ops::gemm::SimdTargetName()}, {"read_gb_s", fmt::format("{:.1f}", bandwidth * 1e-9)},
-           {"fma_g_s", fmt::format("{:.1f}", peak * 1e-9)}, {"openblas", sgemm != nullptr}, {"rows", Json::array()}};
+  Json out{{"threads", o.threads},
+           {"simd", ops::gemm::SimdTargetName()},
+           {"read_gb_s", fmt::format("{:.1f}", bandwidth * 1e-9)},
+           {"fma_g_s", fmt::format("{:.1f}", peak * 1e-9)},
+           {"openblas", sgemm != nullptr},
+           {"rows", Json::array()}};
   if (!o.json) {
-    std::printf("threads %d, %s, read bandwidth %.1f GB/s, FMA rate %.1f G/s, OpenBLAS %s\n", o.threads,
-                ops::gemm::SimdTargetName(), bandwidth * 1e-9, peak * 1e-9, sgemm ? "found" : "not found");
+    std::printf("threads %d, %s, read bandwidth %.1f GB/s, FMA rate %.1f G/s, OpenBLAS %s\n",
+                o.threads, ops::gemm::SimdTargetName(), bandwidth * 1e-9, peak * 1e-9,
+                sgemm ? "found" : "not found");
   }
   BenchLinear(o, pool, bandwidth, peak, sgemm, out);
   BenchAttention(o, pool, peak, out);
@@ -199,10 +243,14 @@ void Run(const Options& o) {
 }
 
 TARE_COMMAND(bench_contractions, [](CLI::App& root) {
-  CLI::App* app = Group(root, "bench", "measure this build on this machine")->add_subcommand("contractions", "linear and attention against bandwidth, FMA rate and OpenBLAS");
+  CLI::App* app =
+      Group(root, "bench", "measure this build on this machine")
+          ->add_subcommand("contractions",
+                           "linear and attention against bandwidth, FMA rate and OpenBLAS");
   auto options = std::make_shared<Options>();
   app->add_option("--threads", options->threads, "threads (default 1)")->check(CLI::Range(1, 1024));
-  app->add_option("--rounds", options->rounds, "interleaved rounds; the best counts")->check(CLI::Range(1, 1000));
+  app->add_option("--rounds", options->rounds, "interleaved rounds; the best counts")
+      ->check(CLI::Range(1, 1000));
   app->add_flag("--json", options->json, "machine-readable output");
   app->callback([options] { Run(*options); });
 });

@@ -23,9 +23,14 @@ int List(const Options& options) {
   for (const ops::OpInfo* op : ops::AllOps()) {
     for (const ops::OpKey& key : op->keys) {
       const ops::Contract c = op->select(key);
-      list.push_back({{"name", c.op}, {"variant", c.variant}, {"version", c.version}, {"key", key.ToString()}, {"id", Hex(c.Id())}});
+      list.push_back({{"name", c.op},
+                      {"variant", c.variant},
+                      {"version", c.version},
+                      {"key", key.ToString()},
+                      {"id", Hex(c.Id())}});
       if (!options.json) {
-        fmt::print("{:<16} {:<26} v{}  {}  {}\n", c.op, c.variant, c.version, Hex(c.Id()).substr(0, 16), key.ToString());
+        fmt::print("{:<16} {:<26} v{}  {}  {}\n", c.op, c.variant, c.version,
+                   Hex(c.Id()).substr(0, 16), key.ToString());
       }
     }
   }
@@ -59,7 +64,8 @@ int Show(const Options& options) {
 int Docs(const Options& options) {
   Env* env = Env::Real();
   if (!options.check) {
-    if (const Status status = env->CreateDirs(options.dir); !status.ok()) return ReportError(status);
+    if (const Status status = env->CreateDirs(options.dir); !status.ok())
+      return ReportError(status);
   }
   int stale = 0;
   const auto page = [&](const std::string& name, const std::string& text) -> Status {
@@ -67,14 +73,17 @@ int Docs(const Options& options) {
     if (!options.check) return env->WriteFileAtomic(path, text);
     const auto found = env->ReadFile(path);
     if (found.ok() && *found == text) return Ok();
-    fmt::print("{}: {}\n", path, found.ok() ? "differs from the contract record" : found.status().ToString());
+    fmt::print("{}: {}\n", path,
+               found.ok() ? "differs from the contract record" : found.status().ToString());
     ++stale;
     return Ok();
   };
   for (const ops::OpInfo* op : ops::AllOps()) {
-    if (const Status status = page(op->name + ".md", ops::ContractPage(*op)); !status.ok()) return ReportError(status);
+    if (const Status status = page(op->name + ".md", ops::ContractPage(*op)); !status.ok())
+      return ReportError(status);
   }
-  if (const Status status = page("README.md", ops::ContractIndex()); !status.ok()) return ReportError(status);
+  if (const Status status = page("README.md", ops::ContractIndex()); !status.ok())
+    return ReportError(status);
   if (stale > 0) {
     fmt::print("{} pages are stale; `tare contract docs` writes them\n", stale);
     return ExitCode(Verdict::kFail);

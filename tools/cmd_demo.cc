@@ -1,6 +1,7 @@
-// `tare demo`: the two-step loop on a small model, then the same with one planted fault on the rollout's
-// side, located from the dumps of both sides; one HTML report. The exit status is the verdict: pass only
-// if the first run passes, the second fails by a bit mismatch, and the planted operator is named.
+// `tare demo`: the two-step loop on a small model, then the same with one planted fault on the
+// rollout's side, located from the dumps of both sides; one HTML report. The exit status is the
+// verdict: pass only if the first run passes, the second fails by a bit mismatch, and the planted
+// operator is named.
 
 #include <unistd.h>
 
@@ -37,17 +38,19 @@ std::string SelfPath() {
 // What `tare locate` says of the two dumps of a run, run as a command of its own.
 Json Locate(const std::string& run, const std::string& model) {
   const std::string log = run + "/locate.json";
-  Result<rl::Process> p = rl::Process::Start(
-      "locate",
-      {SelfPath(), "locate", run + "/probe.rollout.dump", run + "/probe.trainer.dump", "--weights", model, "--json"}, {},
-      log);
+  Result<rl::Process> p =
+      rl::Process::Start("locate",
+                         {SelfPath(), "locate", run + "/probe.rollout.dump",
+                          run + "/probe.trainer.dump", "--weights", model, "--json"},
+                         {}, log);
   if (!p.ok()) return Json{{"why", p.status().ToString()}};
   p->Wait(120);
   const Result<std::string> text = Env::Real()->ReadFile(log);
   if (!text.ok()) return Json{{"why", text.status().ToString()}};
   // The reason on stderr stands before or after the document.
   const size_t first = text->find('{'), end = text->rfind("\n}");
-  if (first == std::string::npos || end == std::string::npos || end < first) return Json{{"why", *text}};
+  if (first == std::string::npos || end == std::string::npos || end < first)
+    return Json{{"why", *text}};
   const Result<Json> json = ParseJson(text->substr(first, end + 2 - first));
   if (!json.ok()) return Json{{"why", *text}};
   return *json;
@@ -56,12 +59,14 @@ Json Locate(const std::string& run, const std::string& model) {
 int Run(const Options& o) {
   Env* env = Env::Real();
   const int64_t begin = env->MonotonicNs();
-  if (o.model != "mini" && o.model != "smollm2") return ReportError(InvalidArgument("--model {}: mini or smollm2", o.model));
+  if (o.model != "mini" && o.model != "smollm2")
+    return ReportError(InvalidArgument("--model {}: mini or smollm2", o.model));
   const fault::Fault* planted = nullptr;
   for (const fault::Fault* f : fault::All()) {
     if (o.fault == f->name) planted = f;
   }
-  if (planted == nullptr) return ReportError(InvalidArgument("--fault {}: `tare fault list` has them", o.fault));
+  if (planted == nullptr)
+    return ReportError(InvalidArgument("--fault {}: `tare fault list` has them", o.fault));
   if (const Status s = env->CreateDirs(o.out); !s.ok()) return ReportError(s);
 
   // What an earlier demonstration left here is replaced; nothing else is touched.
@@ -84,7 +89,8 @@ int Run(const Options& o) {
   } else {
     config.model = o.model_path;
     if (!env->Exists(config.model + "/config.json")) {
-      return ReportError(Error(Code::kNotFound, "{}: no model there; scripts/get_model.sh fetches it", config.model));
+      return ReportError(Error(
+          Code::kNotFound, "{}: no model there; scripts/get_model.sh fetches it", config.model));
     }
     config.task = "arithmetic";
     config.prompts = 4;
@@ -119,8 +125,8 @@ int Run(const Options& o) {
     run.receipt = result->receipt;
     run.judgement = result->judgement;
     run.command = fmt::format("tare rl verify {}/receipt.json", launch.out);
-    const Result<rl::Picture> picture =
-        rl::DrawPicture(env, launch.out + "/probe.rollout.dump", launch.out + "/probe.trainer.dump");
+    const Result<rl::Picture> picture = rl::DrawPicture(env, launch.out + "/probe.rollout.dump",
+                                                        launch.out + "/probe.trainer.dump");
     if (picture.ok()) {
       run.picture = *picture;
     } else {
@@ -133,9 +139,9 @@ int Run(const Options& o) {
       const Json site = run.locate.value("site", Json(nullptr));
       const std::string op = site.is_object() ? site.value("op", "") : "";
       report.pass = report.pass && op == planted->site;
-      fmt::print("planted {}: verdict {} {}; first operator that differs: {} at {}\n", planted->name,
-                 VerdictName(run.judgement.verdict), run.judgement.reason, op.empty() ? "none found" : op,
-                 site.is_object() ? site.value("name", "") : "-");
+      fmt::print("planted {}: verdict {} {}; first operator that differs: {} at {}\n",
+                 planted->name, VerdictName(run.judgement.verdict), run.judgement.reason,
+                 op.empty() ? "none found" : op, site.is_object() ? site.value("name", "") : "-");
     } else {
       int64_t compared = 0, differ = 0;
       for (const auto& c : run.judgement.comparisons) {
@@ -143,14 +149,15 @@ int Run(const Options& o) {
         differ += c.mismatches;
       }
       fmt::print("as it is: verdict {}{}{}; {} logprob pairs compared, {} differ in a bit\n",
-                 VerdictName(run.judgement.verdict), run.judgement.reason.empty() ? "" : " ", run.judgement.reason,
-                 compared, differ);
+                 VerdictName(run.judgement.verdict), run.judgement.reason.empty() ? "" : " ",
+                 run.judgement.reason, compared, differ);
     }
     report.runs.push_back(std::move(run));
   }
   report.seconds = static_cast<double>(env->MonotonicNs() - begin) * 1e-9;
   const std::string path = o.out + "/report.html";
-  if (const Status s = env->WriteFileAtomic(path, rl::HtmlReport(report)); !s.ok()) return ReportError(s);
+  if (const Status s = env->WriteFileAtomic(path, rl::HtmlReport(report)); !s.ok())
+    return ReportError(s);
   fmt::print("report: {}  ({:.1f} s)\n", path, report.seconds);
   std::fflush(stdout);
   if (!report.pass) fmt::print(stderr, "tare: fail demo\n");
@@ -160,15 +167,19 @@ int Run(const Options& o) {
 }  // namespace
 
 TARE_COMMAND(demo, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("demo", "the two-step loop, the same with a planted fault, and a report");
+  CLI::App* app =
+      root.add_subcommand("demo", "the two-step loop, the same with a planted fault, and a report");
   auto o = std::make_shared<Options>();
   app->add_option("--model", o->model, "mini or smollm2")->capture_default_str()->take_last();
   o->model_path = "models/smollm2";
   app->add_option("--model-path", o->model_path, "where smollm2 lies")->capture_default_str();
-  app->add_option("--out", o->out, "directory; what an earlier demonstration left there is replaced")->capture_default_str();
+  app->add_option("--out", o->out,
+                  "directory; what an earlier demonstration left there is replaced")
+      ->capture_default_str();
   app->add_option("--profile", o->profile, "ieee-f32 or sm90-mma")->capture_default_str();
   app->add_option("--fault", o->fault, "the planted fault")->capture_default_str();
-  app->add_option("--threads", o->threads, "of each process; 0: all CPUs of the affinity mask")->capture_default_str();
+  app->add_option("--threads", o->threads, "of each process; 0: all CPUs of the affinity mask")
+      ->capture_default_str();
   app->callback([o] { SetExit(Run(*o)); });
 });
 

@@ -101,8 +101,7 @@ int Run(const Options& options) {
     std::fputs(compare::Table(*report, {.top = options.top, .equal_rows = options.all}).c_str(),
                stdout);
   }
-  if (!report->reason.empty())
-    PrintReason(report->verdict, report->reason);
+  if (!report->reason.empty()) PrintReason(report->verdict, report->reason);
   return ExitCode(report->verdict);
 }
 

@@ -1,4 +1,5 @@
-// `tare init DIR`: makes a task directory. `tare init DIR --amend WHY` records an edit of task.toml.
+// `tare init DIR`: makes a task directory. `tare init DIR --amend WHY` records an edit of
+// task.toml.
 
 #include <cstdio>
 #include <memory>
@@ -22,12 +23,15 @@ struct Options {
 
 int Report(const workflow::InitReport& report, const std::string& task_id, bool json) {
   if (json) {
-    Json out = {{"task", task_id}, {"conflicts", Json::array()}, {"questions", Json::array()},
+    Json out = {{"task", task_id},
+                {"conflicts", Json::array()},
+                {"questions", Json::array()},
                 {"notes", report.notes}};
     for (const auto& c : report.conflicts) {
-      out["conflicts"].push_back({{"key", c.key},
-                                  {"kept", {{"value", c.kept.text}, {"origin", c.kept.origin}}},
-                                  {"dropped", {{"value", c.dropped.text}, {"origin", c.dropped.origin}}}});
+      out["conflicts"].push_back(
+          {{"key", c.key},
+           {"kept", {{"value", c.kept.text}, {"origin", c.kept.origin}}},
+           {"dropped", {{"value", c.dropped.text}, {"origin", c.dropped.origin}}}});
     }
     for (const auto& q : report.questions) {
       out["questions"].push_back({{"key", q.key}, {"text", q.text}, {"blocks", q.blocks}});
@@ -74,14 +78,16 @@ int Run(Options options) {
 }  // namespace tare
 
 TARE_COMMAND(init, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("init", "make a task directory, or record an edit of its task.toml");
+  CLI::App* app =
+      root.add_subcommand("init", "make a task directory, or record an edit of its task.toml");
   auto options = std::make_shared<tare::Options>();
   app->add_option("dir", options->dir, "the task directory (default: here)");
   app->add_option("--model", options->init.model_path,
                   "checkpoint to recover missing values from: a folder or a .safetensors file");
   app->add_option("--config", options->init.config_files,
                   "resolved configuration of another system (.json, .toml) to recover from");
-  app->add_option("--recipe", options->init.recipe, "values in task.toml's keys, below the user's own");
+  app->add_option("--recipe", options->init.recipe,
+                  "values in task.toml's keys, below the user's own");
   app->add_option("--from", options->init.user_toml, "the user's own task.toml to start from");
   app->add_option("--set", options->set, "one value: KEY=VALUE");
   app->add_option("--amend", options->amend, "record task.toml as it is now, for this reason");

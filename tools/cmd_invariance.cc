@@ -51,8 +51,7 @@ int Run(Options& o) {
     fmt::print("{}: {} cells, {} tokens compared, {} mismatches, {} arm: {}\n", report->model,
                report->cells.size(), compared, mismatches, o.arm, VerdictName(report->verdict));
   }
-  if (!report->reason.empty())
-    PrintReason(report->verdict, report->reason);
+  if (!report->reason.empty()) PrintReason(report->verdict, report->reason);
   return ExitCode(report->verdict);
 }
 

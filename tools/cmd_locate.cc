@@ -49,8 +49,7 @@ int Run(const Options& o) {
     fmt::print("{}", compare::LocateTable(*report));
     if (!o.bundle.empty() && report->found) fmt::print("bundle: {}\n", o.bundle);
   }
-  if (!report->reason.empty())
-    PrintReason(report->verdict, report->reason);
+  if (!report->reason.empty()) PrintReason(report->verdict, report->reason);
   return ExitCode(report->verdict);
 }
 

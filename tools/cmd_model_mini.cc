@@ -28,12 +28,16 @@ int Run(const Options& options) {
   auto hash = HashWeights(*checkpoint, &pool);
   if (!hash.ok()) return ReportError(hash.status());
   if (options.json) {
-    const Json out{{"path", options.dir}, {"version", models::kMiniVersion}, {"weight_hash", Hex(hash->digest)},
-                   {"tensors", hash->tensors.size()}, {"bytes", hash->total_bytes}};
+    const Json out{{"path", options.dir},
+                   {"version", models::kMiniVersion},
+                   {"weight_hash", Hex(hash->digest)},
+                   {"tensors", hash->tensors.size()},
+                   {"bytes", hash->total_bytes}};
     std::printf("%s\n", out.dump().c_str());
   } else {
-    std::printf("%s  %s  %zu tensors, %lld bytes\n%s\n", models::kMiniVersion, options.dir.c_str(), hash->tensors.size(),
-                static_cast<long long>(hash->total_bytes), Hex(hash->digest).c_str());
+    std::printf("%s  %s  %zu tensors, %lld bytes\n%s\n", models::kMiniVersion, options.dir.c_str(),
+                hash->tensors.size(), static_cast<long long>(hash->total_bytes),
+                Hex(hash->digest).c_str());
   }
   return 0;
 }
@@ -48,7 +52,8 @@ TARE_COMMAND(model_mini, [](CLI::App& root) {
   } catch (const CLI::OptionNotFound&) {
     model = root.add_subcommand("model", "checkpoints");
   }
-  CLI::App* app = model->add_subcommand("mini", "write the generated checkpoint MINI into a directory");
+  CLI::App* app =
+      model->add_subcommand("mini", "write the generated checkpoint MINI into a directory");
   auto options = std::make_shared<Options>();
   app->add_option("dir", options->dir, "directory, made if need be")->required();
   app->add_flag("--json", options->json, "machine form");

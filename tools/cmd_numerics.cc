@@ -68,13 +68,14 @@ int Check(const Options& o) {
   if (o.json) {
     Json json = {{"schema", "tare.numerics.check/1"}, {"verdict", VerdictName(verdict)},
                  {"type", MmaTypeName(report->type)}, {"kernel", MmaKernelName(report->kernel)},
-                 {"checked", report->checked}, {"wrong", report->wrong}, {"families", Json::array()}};
+                 {"checked", report->checked},        {"wrong", report->wrong},
+                 {"families", Json::array()}};
     for (const GoldenFamily& f : report->families) {
       Json j = {{"name", f.name}, {"checked", f.checked}, {"wrong", f.wrong}};
       if (f.first) {
-        j["first"] = {{"tile", f.first->tile}, {"m", f.first->m}, {"n", f.first->n},
-                      {"c", Hex(f.first->c_bits)}, {"got", Hex(f.first->got)},
-                      {"want", Hex(f.first->want)}};
+        j["first"] = {{"tile", f.first->tile},    {"m", f.first->m},
+                      {"n", f.first->n},          {"c", Hex(f.first->c_bits)},
+                      {"got", Hex(f.first->got)}, {"want", Hex(f.first->want)}};
       }
       json["families"].push_back(j);
     }
@@ -113,8 +114,8 @@ int Fuzz(const Options& o) {
   if (*kernel != MmaKernel::kAuto) kernels = {*kernel};
   if (kernels.empty()) return ReportError(Unsupported("this CPU runs no fast kernel"));
   // Each pair of kernel and type gets an equal part.
-  const int64_t share = static_cast<int64_t>(o.products) /
-                            static_cast<int64_t>(types.size() * kernels.size()) + 1;
+  const int64_t share =
+      static_cast<int64_t>(o.products) / static_cast<int64_t>(types.size() * kernels.size()) + 1;
   const bool terminal = isatty(2) != 0;
   Json json = {{"schema", "tare.numerics.fuzz/1"}, {"seed", o.seed}, {"runs", Json::array()}};
   int64_t total = 0;
@@ -122,15 +123,19 @@ int Fuzz(const Options& o) {
   for (const MmaKernel k : kernels) {
     for (const MmaType t : types) {
       const MmaFuzzReport r = MmaFuzz(t, k, share, o.seed, [&](int64_t done) {
-        if (terminal) fmt::print(stderr, "\r{} {}: {:.3g} products", MmaKernelName(k), MmaTypeName(t),
-                                 static_cast<double>(done));
+        if (terminal)
+          fmt::print(stderr, "\r{} {}: {:.3g} products", MmaKernelName(k), MmaTypeName(t),
+                     static_cast<double>(done));
       });
       if (terminal) fmt::print(stderr, "\r\x1b[K");
       total += r.products;
-      Json run = {{"kernel", MmaKernelName(k)}, {"type", MmaTypeName(t)},
-                  {"products", r.products}, {"elements", r.elements}};
+      Json run = {{"kernel", MmaKernelName(k)},
+                  {"type", MmaTypeName(t)},
+                  {"products", r.products},
+                  {"elements", r.elements}};
       for (int i = 0; i < kPatternCount; ++i) {
-        run["patterns"][std::string(PatternName(static_cast<Pattern>(i)))] = r.products_by_pattern[i];
+        run["patterns"][std::string(PatternName(static_cast<Pattern>(i)))] =
+            r.products_by_pattern[i];
       }
       if (!o.json) {
         fmt::print("{:<7} {:<5} {:>14} products {:>12} elements", MmaKernelName(k), MmaTypeName(t),
@@ -138,13 +143,16 @@ int Fuzz(const Options& o) {
       }
       if (r.difference) {
         equal = false;
-        run["difference"] = {{"seed", r.difference->seed}, {"pattern", PatternName(r.difference->pattern)},
-                             {"m", r.difference->m}, {"n", r.difference->n}, {"k", r.difference->k},
-                             {"got", Hex(r.difference->got)}, {"want", Hex(r.difference->want)}};
+        run["difference"] = {
+            {"seed", r.difference->seed},     {"pattern", PatternName(r.difference->pattern)},
+            {"m", r.difference->m},           {"n", r.difference->n},
+            {"k", r.difference->k},           {"got", Hex(r.difference->got)},
+            {"want", Hex(r.difference->want)}};
         if (!o.json) {
-          fmt::print("; DIFFERS: seed {} pattern {} m {} n {} K {}: got {} want {}", r.difference->seed,
-                     PatternName(r.difference->pattern), r.difference->m, r.difference->n,
-                     r.difference->k, Hex(r.difference->got), Hex(r.difference->want));
+          fmt::print("; DIFFERS: seed {} pattern {} m {} n {} K {}: got {} want {}",
+                     r.difference->seed, PatternName(r.difference->pattern), r.difference->m,
+                     r.difference->n, r.difference->k, Hex(r.difference->got),
+                     Hex(r.difference->want));
         }
       }
       if (!o.json) fmt::print("\n");
@@ -173,9 +181,11 @@ int Rate(const Options& o) {
       const MmaRate r = MeasureMmaRate(t, k, o.rounds);
       const double ratio = r.products_per_second / r.fma_per_second;
       if (o.json) {
-        json["rates"].push_back({{"kernel", MmaKernelName(k)}, {"type", MmaTypeName(t)},
+        json["rates"].push_back({{"kernel", MmaKernelName(k)},
+                                 {"type", MmaTypeName(t)},
                                  {"products_per_second", r.products_per_second},
-                                 {"fma_per_second", r.fma_per_second}, {"ratio", ratio}});
+                                 {"fma_per_second", r.fma_per_second},
+                                 {"ratio", ratio}});
       } else {
         fmt::print("{:<7} {:<5} {:6.2f} G products/s, f32 FMA {:6.1f} G/s, ratio {:.3f}\n",
                    MmaKernelName(k), MmaTypeName(t), r.products_per_second * 1e-9,
@@ -190,7 +200,8 @@ TARE_COMMAND(numerics, [](CLI::App& root) {
   CLI::App* app = root.add_subcommand("numerics", "check the arithmetic itself");
   app->require_subcommand(1);
   auto o = std::make_shared<Options>();
-  CLI::App* check = app->add_subcommand("check", "recompute golden tiles of a tensor core, bit by bit");
+  CLI::App* check =
+      app->add_subcommand("check", "recompute golden tiles of a tensor core, bit by bit");
   check->add_option("file", o->file, "golden tiles (docs/formats/golden_tiles.md)")->required();
   check->add_option("--type", o->type, "bf16, f16, e4m3 or e5m2, where the file does not tell");
   check->add_option("--kernel", o->kernel, "auto, plain, avx2 or avx512");

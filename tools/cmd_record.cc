@@ -31,7 +31,8 @@ int Observe(const Options& options) {
     const size_t colon = text.find(':');
     const auto type = workflow::ParseDependencyType(text.substr(0, colon));
     if (colon == std::string::npos || !type) {
-      return ReportError(InvalidArgument("--observe {}: TYPE:PATH or TYPE:NAME=PATH", Printable(text)));
+      return ReportError(
+          InvalidArgument("--observe {}: TYPE:PATH or TYPE:NAME=PATH", Printable(text)));
     }
     std::string name = text.substr(colon + 1), path = name;
     if (const size_t equals = name.find('='); equals != std::string::npos) {
@@ -47,7 +48,8 @@ int Observe(const Options& options) {
   }
   auto task = workflow::OpenWaiting(env, options.dir, workflow::CurrentActor());
   if (!task.ok()) return ReportError(task.status());
-  workflow::EventDraft draft{workflow::NewRunId(env), "observed",
+  workflow::EventDraft draft{workflow::NewRunId(env),
+                             "observed",
                              {{"candidate", options.record.candidate},
                               {"dependencies", workflow::DependenciesToJson(found)},
                               {"unknown", unknown}}};
@@ -64,7 +66,8 @@ int Exclude(const Options& options) {
   if (options.reason.empty()) return ReportError(InvalidArgument("--exclude needs --reason"));
   auto task = workflow::OpenWaiting(env, options.dir, workflow::CurrentActor());
   if (!task.ok()) return ReportError(task.status());
-  workflow::EventDraft draft{workflow::NewRunId(env), "candidate",
+  workflow::EventDraft draft{workflow::NewRunId(env),
+                             "candidate",
                              {{"name", options.exclude},
                               {"step", options.record.step},
                               {"state", "excluded"},
@@ -117,7 +120,8 @@ int Run(Options options) {
 }  // namespace tare
 
 TARE_COMMAND(record, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("record", "run a command as a run of the task and keep all of it");
+  CLI::App* app =
+      root.add_subcommand("record", "run a command as a run of the task and keep all of it");
   auto options = std::make_shared<tare::Options>();
   auto& r = options->record;
   app->add_option("--task", options->dir, "the task directory (default: here)");
@@ -126,12 +130,15 @@ TARE_COMMAND(record, [](CLI::App& root) {
   app->add_option("--parent", r.parent, "run that this one retries");
   app->add_option("--candidate", r.candidate, "candidate that it is about");
   app->add_option("--input", r.inputs, "input by file or folder: TYPE:PATH or TYPE:NAME=PATH");
-  app->add_option("--depends", r.depends, "input by digest: TYPE:NAME=SHA256, or artifact:STEP/NAME");
-  app->add_option("--config-key", r.config_keys, "configuration it depends on (default: all; none)");
+  app->add_option("--depends", r.depends,
+                  "input by digest: TYPE:NAME=SHA256, or artifact:STEP/NAME");
+  app->add_option("--config-key", r.config_keys,
+                  "configuration it depends on (default: all; none)");
   app->add_option("--material", r.materials, "file of TARE_OUT that is no raw result");
   app->add_option("--conclude", r.conclude, "`exit-status`, or a conclusion.json");
   app->add_option("--scope", options->scope, "shape=..;topology=..;dtype=..;model=..;path=..");
-  app->add_option("--heartbeat", r.heartbeat_s, "seconds between heartbeats")->capture_default_str();
+  app->add_option("--heartbeat", r.heartbeat_s, "seconds between heartbeats")
+      ->capture_default_str();
   app->add_option("--observe", options->observe, "only note what an input is now: TYPE:PATH");
   app->add_option("--exclude", options->exclude, "exclude a candidate of --step, for --reason");
   app->add_option("--reason", options->reason, "why it is excluded");

@@ -24,7 +24,8 @@ namespace tare {
 namespace {
 
 struct Options {
-  std::string model, tokens, logprobs, dump, profile = "ieee-f32", side = "none", fault, order = "given", version;
+  std::string model, tokens, logprobs, dump, profile = "ieee-f32", side = "none", fault,
+                                             order = "given", version;
   int threads = 0;
   int64_t batch_tokens = 2048, chunk = 0, page_size = 16, row_align = 1;
   float temperature = 1.0f;
@@ -39,18 +40,21 @@ struct Tokens {
 Result<std::vector<int32_t>> Ints(const SafetensorsFile& file, const char* name) {
   TARE_ASSIGN_OR_RETURN(const Tensor t, file.Get(name));
   if (t.dtype() != DType::kI32 || t.rank() != 1) {
-    return DataLoss("{}: {} is {} {}; I32 of one dimension is expected", file.where(), name, SafetensorsName(t.dtype()),
-                    ShapeToString(t.shape()));
+    return DataLoss("{}: {} is {} {}; I32 of one dimension is expected", file.where(), name,
+                    SafetensorsName(t.dtype()), ShapeToString(t.shape()));
   }
   return std::vector<int32_t>(t.as<int32_t>(), t.as<int32_t>() + t.elements());
 }
 
-Status CheckOffsets(const std::string& where, const char* name, const std::vector<int32_t>& offsets, size_t ids) {
+Status CheckOffsets(const std::string& where, const char* name, const std::vector<int32_t>& offsets,
+                    size_t ids) {
   if (offsets.empty() || offsets[0] != 0 || offsets.back() != static_cast<int64_t>(ids)) {
-    return DataLoss("{}: {} must begin with 0 and end with the number of ids, {}", where, name, ids);
+    return DataLoss("{}: {} must begin with 0 and end with the number of ids, {}", where, name,
+                    ids);
   }
   for (size_t i = 1; i < offsets.size(); ++i) {
-    if (offsets[i] < offsets[i - 1]) return DataLoss("{}: {}[{}] is {}, below the one before", where, name, i, offsets[i]);
+    if (offsets[i] < offsets[i - 1])
+      return DataLoss("{}: {}[{}] is {}, below the one before", where, name, i, offsets[i]);
   }
   return Ok();
 }
@@ -65,7 +69,8 @@ Result<Tokens> ReadSafetensors(const std::string& path) {
   TARE_RETURN_IF_ERROR(CheckOffsets(path, "prompt_offsets", prompt_at, prompt.size()));
   TARE_RETURN_IF_ERROR(CheckOffsets(path, "response_offsets", response_at, response.size()));
   if (prompt_at.size() != response_at.size()) {
-    return DataLoss("{}: {} prompts, {} responses", path, prompt_at.size() - 1, response_at.size() - 1);
+    return DataLoss("{}: {} prompts, {} responses", path, prompt_at.size() - 1,
+                    response_at.size() - 1);
   }
   Tokens out;
   for (size_t i = 0; i + 1 < prompt_at.size(); ++i) {
@@ -73,14 +78,15 @@ Result<Tokens> ReadSafetensors(const std::string& path) {
     s.name = std::to_string(i);
     s.tokens.assign(prompt.begin() + prompt_at[i], prompt.begin() + prompt_at[i + 1]);
     s.first = static_cast<int64_t>(s.tokens.size());
-    s.tokens.insert(s.tokens.end(), response.begin() + response_at[i], response.begin() + response_at[i + 1]);
+    s.tokens.insert(s.tokens.end(), response.begin() + response_at[i],
+                    response.begin() + response_at[i + 1]);
     out.sequences.push_back(std::move(s));
   }
   return out;
 }
 
-// One object a line: {"sequence"?: NAME, "prompt": [ids], "tokens": [ids]}; "tokens" are scored. The
-// lines of docs/formats/logprobs.md are such objects.
+// One object a line: {"sequence"?: NAME, "prompt": [ids], "tokens": [ids]}; "tokens" are scored.
+// The lines of docs/formats/logprobs.md are such objects.
 Result<Tokens> ReadJsonl(const std::string& path) {
   TARE_ASSIGN_OR_RETURN(const std::string text, Env::Real()->ReadFile(path));
   Tokens out;
@@ -88,7 +94,8 @@ Result<Tokens> ReadJsonl(const std::string& path) {
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
     ++line;
-    if (end == std::string::npos) return DataLoss("{}: line {} has no newline; the file was cut", path, line);
+    if (end == std::string::npos)
+      return DataLoss("{}: line {} has no newline; the file was cut", path, line);
     auto json = ParseJson(std::string_view(text).substr(begin, end - begin));
     begin = end + 1;
     if (!json.ok()) return json.status().Annotate(fmt::format("{}: line {}", path, line));
@@ -99,7 +106,8 @@ Result<Tokens> ReadJsonl(const std::string& path) {
       }
       for (const Json& id : *it) {
         if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
-          return DataLoss("{}: line {}: \"{}\" holds {}; token ids are expected", path, line, key, Printable(id.dump()));
+          return DataLoss("{}: line {}: \"{}\" holds {}; token ids are expected", path, line, key,
+                          Printable(id.dump()));
         }
         to->push_back(static_cast<int32_t>(id.get<int64_t>()));
       }
@@ -124,7 +132,8 @@ Result<fault::Side> ParseSide(const std::string& name) {
   return InvalidArgument("--side is \"{}\"; none, rollout or trainer is expected", name);
 }
 
-Status Write(const Options& options, const Tokens& tokens, const models::ScoreResult& result, const std::string& weights) {
+Status Write(const Options& options, const Tokens& tokens, const models::ScoreResult& result,
+             const std::string& weights) {
   if (options.logprobs.ends_with(".jsonl")) {
     std::vector<LogprobSequence> lines;
     for (size_t i = 0; i < tokens.sequences.size(); ++i) {
@@ -169,23 +178,32 @@ Status Write(const Options& options, const Tokens& tokens, const models::ScoreRe
   TARE_RETURN_IF_ERROR(add("logprobs", DType::kF32, logprob));
   if (options.entropy) TARE_RETURN_IF_ERROR(add("entropy", DType::kF32, entropy));
   return WriteSafetensors(Env::Real(), options.logprobs, tensors,
-                          {{"made_by", "tare score"}, {"weight_hash", weights}, {"profile", options.profile},
-                           {"temperature", ops::HexWord(options.temperature)}, {"side", options.side}, {"faults", fault::Selected()}});
+                          {{"made_by", "tare score"},
+                           {"weight_hash", weights},
+                           {"profile", options.profile},
+                           {"temperature", ops::HexWord(options.temperature)},
+                           {"side", options.side},
+                           {"faults", fault::Selected()}});
 }
 
 Status Score(const Options& options) {
   const auto profile = ParseProfile(options.profile);
-  if (!profile) return InvalidArgument("--profile is \"{}\"; ieee-f32 or sm90-mma is expected", options.profile);
+  if (!profile)
+    return InvalidArgument("--profile is \"{}\"; ieee-f32 or sm90-mma is expected",
+                           options.profile);
   TARE_ASSIGN_OR_RETURN(const fault::Side side, ParseSide(options.side));
   if (!(options.temperature > 0.0f) || !std::isfinite(options.temperature)) {
-    return InvalidArgument("--temperature is {}; a finite number above 0 is expected (greedy tokens are scored at 1)",
-                           options.temperature);
+    return InvalidArgument(
+        "--temperature is {}; a finite number above 0 is expected (greedy tokens are scored at 1)",
+        options.temperature);
   }
   if (options.order != "given" && options.order != "length") {
     return InvalidArgument("--order is \"{}\"; given or length is expected", options.order);
   }
   TARE_RETURN_IF_ERROR(fault::Select(options.fault));
-  TARE_ASSIGN_OR_RETURN(Tokens tokens, options.tokens.ends_with(".jsonl") ? ReadJsonl(options.tokens) : ReadSafetensors(options.tokens));
+  TARE_ASSIGN_OR_RETURN(Tokens tokens, options.tokens.ends_with(".jsonl")
+                                           ? ReadJsonl(options.tokens)
+                                           : ReadSafetensors(options.tokens));
   for (auto& s : tokens.sequences) s.temperature = options.temperature;
 
   using Clock = std::chrono::steady_clock;
@@ -219,18 +237,22 @@ Status Score(const Options& options) {
     DumpOptions d;
     d.manifest.side = options.side;
     d.manifest.weights = {{how.weight_version, hash.digest}};
-    d.manifest.identity = Json{{"command", "tare score"}, {"profile", options.profile}, {"faults", fault::Selected()},
+    d.manifest.identity = Json{{"command", "tare score"},
+                               {"profile", options.profile},
+                               {"faults", fault::Selected()},
                                {"batch_invariance", options.native ? "off" : "on"}};
     TARE_ASSIGN_OR_RETURN(dump, DumpWriter::Create(Env::Real(), options.dump, d));
   }
   models::Scratch scratch;
-  TARE_ASSIGN_OR_RETURN(const models::ScoreResult result,
-                        models::ScoreSequences(ctx, model, tokens.sequences, how, &scratch, dump.get()));
+  TARE_ASSIGN_OR_RETURN(
+      const models::ScoreResult result,
+      models::ScoreSequences(ctx, model, tokens.sequences, how, &scratch, dump.get()));
   const auto scored = Clock::now();
   if (dump != nullptr) TARE_RETURN_IF_ERROR(dump->Finish());
   if (!options.logprobs.empty()) TARE_RETURN_IF_ERROR(Write(options, tokens, result, weights));
 
-  // The digest of all logprob bits in the order of the input: two runs agree if and only if it does.
+  // The digest of all logprob bits in the order of the input: two runs agree if and only if it
+  // does.
   Sha256 bits;
   double sum = 0;
   int64_t count = 0, non_finite = 0;
@@ -265,12 +287,14 @@ Status Score(const Options& options) {
     std::printf("%s\n", out.dump().c_str());
   } else {
     fmt::print("{}  weights {}\n", options.model, weights.substr(0, 16));
-    fmt::print("{} sequences, {} tokens scored, {} rows in {} batches, profile {}, {} threads\n", tokens.sequences.size(),
-               count, result.rows, result.batches, options.profile, pool.threads());
-    fmt::print("mean logprob {:.6f}{}\n", mean, non_finite == 0 ? "" : fmt::format(", {} NOT FINITE", non_finite));
+    fmt::print("{} sequences, {} tokens scored, {} rows in {} batches, profile {}, {} threads\n",
+               tokens.sequences.size(), count, result.rows, result.batches, options.profile,
+               pool.threads());
+    fmt::print("mean logprob {:.6f}{}\n", mean,
+               non_finite == 0 ? "" : fmt::format(", {} NOT FINITE", non_finite));
     fmt::print("logprob bits sha256 {}\n", digest);
-    fmt::print("loaded in {:.2f} s, scored in {:.2f} s, {:.0f} rows/s\n", seconds(started, loaded), time,
-               static_cast<double>(result.rows) / std::max(time, 1e-9));
+    fmt::print("loaded in {:.2f} s, scored in {:.2f} s, {:.0f} rows/s\n", seconds(started, loaded),
+               time, static_cast<double>(result.rows) / std::max(time, 1e-9));
   }
   if (count == 0) return Error(Code::kPrecondition, "no token was scored");
   if (non_finite != 0) return DataLoss("{} of {} logprobs are not finite", non_finite, count);
@@ -283,23 +307,32 @@ TARE_COMMAND(score, [](CLI::App& root) {
   CLI::App* app = root.add_subcommand("score", "token sequences in, logprob bits per token out");
   auto o = std::make_shared<Options>();
   app->add_option("model", o->model, "checkpoint: Hugging Face directory or GGUF file")->required();
-  app->add_option("--tokens", o->tokens, "safetensors (prompt_ids, prompt_offsets, response_ids, response_offsets) or .jsonl")
+  app->add_option(
+         "--tokens", o->tokens,
+         "safetensors (prompt_ids, prompt_offsets, response_ids, response_offsets) or .jsonl")
       ->required();
-  app->add_option("--logprobs", o->logprobs, "write the values here: .safetensors, or .jsonl with hex bits");
+  app->add_option("--logprobs", o->logprobs,
+                  "write the values here: .safetensors, or .jsonl with hex bits");
   app->add_option("--profile", o->profile, "ieee-f32 or sm90-mma")->capture_default_str();
   app->add_option("--temperature", o->temperature, "of the logprobs")->capture_default_str();
   app->add_flag("--entropy", o->entropy, "the entropy of each position too");
   app->add_option("--threads", o->threads, "0: all CPUs of this process")->capture_default_str();
   app->add_option("--batch-tokens", o->batch_tokens, "rows packed together")->capture_default_str();
   app->add_option("--order", o->order, "given, or length: longest first")->capture_default_str();
-  app->add_option("--row-align", o->row_align, "sequences start at multiples of this")->capture_default_str();
-  app->add_option("--chunk", o->chunk, "through a paged cache, so many tokens at a time; 0: whole sequences")->capture_default_str();
-  app->add_option("--page-size", o->page_size, "tokens of a page, with --chunk")->capture_default_str();
+  app->add_option("--row-align", o->row_align, "sequences start at multiples of this")
+      ->capture_default_str();
+  app->add_option("--chunk", o->chunk,
+                  "through a paged cache, so many tokens at a time; 0: whole sequences")
+      ->capture_default_str();
+  app->add_option("--page-size", o->page_size, "tokens of a page, with --chunk")
+      ->capture_default_str();
   app->add_flag("--tape", o->tape, "record a tape, as training does");
   app->add_flag("--native", o->native, "the batch-dependent arm: bits may depend on the packing");
   app->add_option("--dump", o->dump, "write every operator's output into this new directory");
-  app->add_option("--weight-version", o->version, "label of the weights in dumps and JSONL (default: their hash)");
-  app->add_option("--side", o->side, "which side a planted fault sees: none, rollout, trainer")->capture_default_str();
+  app->add_option("--weight-version", o->version,
+                  "label of the weights in dumps and JSONL (default: their hash)");
+  app->add_option("--side", o->side, "which side a planted fault sees: none, rollout, trainer")
+      ->capture_default_str();
   app->add_option("--fault", o->fault, "planted faults, NAME@SIDE (see tare fault list)");
   app->add_flag("--json", o->json, "machine form");
   app->callback([o] {

@@ -35,7 +35,8 @@ struct Options {
 // Hands the first frames on to a dump and drops the others.
 class FirstFrames : public Tap {
  public:
-  FirstFrames(std::unique_ptr<DumpWriter> writer, int64_t frames) : writer_(std::move(writer)), left_(frames) {}
+  FirstFrames(std::unique_ptr<DumpWriter> writer, int64_t frames)
+      : writer_(std::move(writer)), left_(frames) {}
   void BeginFrame(const TapFrame& frame) override {
     open_ = left_ > 0;
     if (open_) writer_->BeginFrame(frame);
@@ -97,9 +98,11 @@ int Run(Options& o) {
     const Result<Sha256Digest> digest = ParseSha256(*weights);
     if (!digest.ok()) return ReportError(digest.status());
     options.manifest.weights.push_back({fmt::format("theta{}", c.engine.weight_version), *digest});
-    Result<std::unique_ptr<DumpWriter>> writer = DumpWriter::Create(Env::Real(), o.dump, std::move(options));
+    Result<std::unique_ptr<DumpWriter>> writer =
+        DumpWriter::Create(Env::Real(), o.dump, std::move(options));
     if (!writer.ok()) return ReportError(writer.status());
-    tap = std::make_unique<FirstFrames>(*std::move(writer), o.dump_frames > 0 ? o.dump_frames : INT64_MAX);
+    tap = std::make_unique<FirstFrames>(*std::move(writer),
+                                        o.dump_frames > 0 ? o.dump_frames : INT64_MAX);
     s.engine().SetTap(tap.get());
   }
   std::fprintf(

@@ -48,12 +48,13 @@ int Run(const Options& options) {
   Json open_runs = Json::array();
   for (const workflow::RunRecord& run : state.runs) {
     if (run.ended || run.lost) continue;
-    const auto live = workflow::CheckLiveness(
-        env, run, workflow::JoinPath(options.dir, run.step + "/" + run.id));
-    open_runs.push_back({{"run", run.id},
-                         {"step", run.step},
-                         {"state", live.liveness == workflow::Liveness::kRunning ? "running" : "lost"},
-                         {"why", live.why}});
+    const auto live =
+        workflow::CheckLiveness(env, run, workflow::JoinPath(options.dir, run.step + "/" + run.id));
+    open_runs.push_back(
+        {{"run", run.id},
+         {"step", run.step},
+         {"state", live.liveness == workflow::Liveness::kRunning ? "running" : "lost"},
+         {"why", live.why}});
   }
   if (options.json) {
     Json steps = Json::array();
@@ -65,7 +66,8 @@ int Run(const Options& options) {
                        {"runs", line.runs}});
     }
     Json questions = Json::array();
-    for (const auto& [key, text] : state.questions) questions.push_back({{"key", key}, {"text", text}});
+    for (const auto& [key, text] : state.questions)
+      questions.push_back({{"key", key}, {"text", text}});
     fmt::print("{}\n", Json{{"task", state.task_id},
                             {"events", state.events},
                             {"artifacts", state.artifacts.size()},
@@ -79,11 +81,14 @@ int Run(const Options& options) {
   }
   fmt::print("task {}, {} events, {} runs, {} artifacts\n", state.task_id, state.events,
              state.runs.size(), state.artifacts.size());
-  if (!scan.torn.empty()) fmt::print("the last line of the log is torn; the next writer sets it aside\n");
-  for (const auto& problem : state.problems) fmt::print("problem: {}\n", Printable(problem.message));
+  if (!scan.torn.empty())
+    fmt::print("the last line of the log is torn; the next writer sets it aside\n");
+  for (const auto& problem : state.problems)
+    fmt::print("problem: {}\n", Printable(problem.message));
   for (const auto& line : board) {
     const bool open = line.verdict == Verdict::kPass;
-    fmt::print("{:<4} {:<15} {:<20} {}\n", line.step, open ? "open" : VerdictName(line.verdict), line.reason,
+    fmt::print("{:<4} {:<15} {:<20} {}\n", line.step, open ? "open" : VerdictName(line.verdict),
+               line.reason,
                Printable(options.explain ? std::string_view(line.detail)
                                          : std::string_view(line.detail).substr(0, 100)));
     if (!options.explain) continue;
@@ -98,11 +103,13 @@ int Run(const Options& options) {
     }
     const auto lists = workflow::ListsOf(state, &staleness, line.step);
     for (const auto& name : lists.failed) fmt::print("       failed: {}\n", Printable(name));
-    for (const auto& name : lists.human_confirmed) fmt::print("       confirmed: {}\n", Printable(name));
+    for (const auto& name : lists.human_confirmed)
+      fmt::print("       confirmed: {}\n", Printable(name));
   }
   for (const Json& run : open_runs) {
-    fmt::print("run {} at {} is {}: {}\n", run["run"].get<std::string>(), run["step"].get<std::string>(),
-               run["state"].get<std::string>(), run["why"].get<std::string>());
+    fmt::print("run {} at {} is {}: {}\n", run["run"].get<std::string>(),
+               run["step"].get<std::string>(), run["state"].get<std::string>(),
+               run["why"].get<std::string>());
   }
   if (!options.explain && !state.questions.empty()) {
     fmt::print("{} open questions, the first: {}{}\n", state.questions.size(),
@@ -123,7 +130,8 @@ int Run(const Options& options) {
       }
     }
     for (const auto& r : state.refusals) {
-      fmt::print("refused: event {} {}: {} {}\n", r.seq, Printable(r.what), r.reason, Printable(r.detail));
+      fmt::print("refused: event {} {}: {} {}\n", r.seq, Printable(r.what), r.reason,
+                 Printable(r.detail));
     }
   }
   return all ? 0 : ExitCode(Verdict::kInconclusive);
@@ -133,10 +141,12 @@ int Run(const Options& options) {
 }  // namespace tare
 
 TARE_COMMAND(status, [](CLI::App& root) {
-  CLI::App* app = root.add_subcommand("status", "the board of steps, one reason for each closed one");
+  CLI::App* app =
+      root.add_subcommand("status", "the board of steps, one reason for each closed one");
   auto options = std::make_shared<tare::Options>();
   app->add_option("dir", options->dir, "the task directory (default: here)");
-  app->add_flag("--explain", options->explain, "what each reason means, every run, what to do next");
+  app->add_flag("--explain", options->explain,
+                "what each reason means, every run, what to do next");
   app->add_flag("--json", options->json, "for machines");
   app->callback([options] { tare::SetExit(tare::Run(*options)); });
 });

@@ -1,6 +1,7 @@
-// `tare train MODEL TEXT`: supervised finetuning on a text file, one example a line, every fifth line held
-// out. Prints training and held-out loss; writes the weights for an engine and the state to go on from.
-// Not built yet: the surrogate arm. VLLM_BATCH_INVARIANT does not matter here: --arm decides.
+// `tare train MODEL TEXT`: supervised finetuning on a text file, one example a line, every fifth
+// line held out. Prints training and held-out loss; writes the weights for an engine and the state
+// to go on from. Not built yet: the surrogate arm. VLLM_BATCH_INVARIANT does not matter here: --arm
+// decides.
 
 #include <cstdio>
 #include <memory>
@@ -31,7 +32,8 @@ struct Data {
 
 Result<Data> ReadData(const Options& o, const Checkpoint& checkpoint) {
   TARE_ASSIGN_OR_RETURN(const std::string text, Env::Real()->ReadFile(o.text));
-  TARE_ASSIGN_OR_RETURN(const models::Tokenizer tokenizer, models::LoadTokenizer(Env::Real(), checkpoint));
+  TARE_ASSIGN_OR_RETURN(const models::Tokenizer tokenizer,
+                        models::LoadTokenizer(Env::Real(), checkpoint));
   Data data;
   int64_t line = 0;
   for (size_t at = 0; at < text.size();) {
@@ -46,12 +48,14 @@ Result<Data> ReadData(const Options& o, const Checkpoint& checkpoint) {
     if (!tokens.ok()) return tokens.status().Annotate(fmt::format("{} line {}", o.text, line));
     s.tokens = *std::move(tokens);
     if (s.tokens.size() < 2) continue;  // nothing to predict
-    if (static_cast<int64_t>(s.tokens.size()) > o.max_tokens) s.tokens.resize(static_cast<size_t>(o.max_tokens));
+    if (static_cast<int64_t>(s.tokens.size()) > o.max_tokens)
+      s.tokens.resize(static_cast<size_t>(o.max_tokens));
     (line % 5 == 0 ? data.held_out : data.train).push_back(std::move(s));
   }
   if (data.train.empty() || data.held_out.empty()) {
-    return InvalidArgument("{}: {} training and {} held-out lines; one example a line, at least five lines", o.text,
-                           data.train.size(), data.held_out.size());
+    return InvalidArgument(
+        "{}: {} training and {} held-out lines; one example a line, at least five lines", o.text,
+        data.train.size(), data.held_out.size());
   }
   return data;
 }
@@ -74,9 +78,12 @@ Status Train(const Options& o) {
   TARE_RETURN_IF_ERROR(fault::Select(o.faults));
   const std::optional<Profile> profile = ParseProfile(o.profile);
   if (!profile) return InvalidArgument("--profile {}: ieee-f32 or sm90-mma", o.profile);
-  if (o.arm == "surrogate") return Unsupported("--arm surrogate is not built; production or native");
-  if (o.arm != "production" && o.arm != "native") return InvalidArgument("--arm {}: production or native", o.arm);
-  if (o.steps < 0 || o.batch < 1) return InvalidArgument("--steps {} --batch {}: 0 or more, 1 or more", o.steps, o.batch);
+  if (o.arm == "surrogate")
+    return Unsupported("--arm surrogate is not built; production or native");
+  if (o.arm != "production" && o.arm != "native")
+    return InvalidArgument("--arm {}: production or native", o.arm);
+  if (o.steps < 0 || o.batch < 1)
+    return InvalidArgument("--steps {} --batch {}: 0 or more, 1 or more", o.steps, o.batch);
   ThreadPool pool(o.threads, numerics::RequireFpEnvironment);
   TARE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(o.model));
   TARE_ASSIGN_OR_RETURN(const Data data, ReadData(o, checkpoint));
@@ -86,32 +93,38 @@ Status Train(const Options& o) {
   trainer::Options options;
   options.profile = *profile;
   options.recompute = o.recompute;
-  options.batch_invariance = o.arm == "native" ? ops::BatchInvariance::kOff : ops::BatchInvariance::kOn;
-  TARE_ASSIGN_OR_RETURN(const auto trainer, trainer::Trainer::Create(&pool, std::move(model), options));
+  options.batch_invariance =
+      o.arm == "native" ? ops::BatchInvariance::kOff : ops::BatchInvariance::kOn;
+  TARE_ASSIGN_OR_RETURN(const auto trainer,
+                        trainer::Trainer::Create(&pool, std::move(model), options));
   trainer::Progress progress;
   if (!o.resume.empty()) {
     TARE_ASSIGN_OR_RETURN(progress, trainer::LoadState(Env::Real(), o.resume, trainer.get()));
   }
   TARE_ASSIGN_OR_RETURN(const double before, HeldOutLoss(trainer.get(), data));
-  fmt::print("arm {}  {} training and {} held-out lines  held-out loss {:.6f}\n", o.arm, data.train.size(),
-             data.held_out.size(), before);
+  fmt::print("arm {}  {} training and {} held-out lines  held-out loss {:.6f}\n", o.arm,
+             data.train.size(), data.held_out.size(), before);
   const int64_t start = Env::Real()->MonotonicNs();
   for (int64_t i = 0; i < o.steps; ++i) {
     // The data's order is the file's, again and again: equal for every arm and across a restart.
     std::vector<trainer::Sequence> batch;
     for (int64_t b = 0; b < o.batch; ++b) {
-      batch.push_back(data.train[static_cast<size_t>(progress.data_position++) % data.train.size()]);
+      batch.push_back(
+          data.train[static_cast<size_t>(progress.data_position++) % data.train.size()]);
     }
-    TARE_ASSIGN_OR_RETURN(const trainer::LossReport loss, trainer->Accumulate(batch, trainer::Loss::kCrossEntropy, {}, "now"));
+    TARE_ASSIGN_OR_RETURN(const trainer::LossReport loss,
+                          trainer->Accumulate(batch, trainer::Loss::kCrossEntropy, {}, "now"));
     TARE_ASSIGN_OR_RETURN(const trainer::StepReport step, trainer->Apply(static_cast<float>(o.lr)));
     if (step.skipped) return Error(Code::kPrecondition, "step {}: {}", step.step, step.skipped_why);
-    fmt::print("step {}  loss {:.6f}  gradient norm {:.6f}\n", step.step, loss.loss, step.gradient_norm);
+    fmt::print("step {}  loss {:.6f}  gradient norm {:.6f}\n", step.step, loss.loss,
+               step.gradient_norm);
     std::fflush(stdout);
   }
   const double seconds = static_cast<double>(Env::Real()->MonotonicNs() - start) * 1e-9;
   TARE_ASSIGN_OR_RETURN(const double after, HeldOutLoss(trainer.get(), data));
   TARE_ASSIGN_OR_RETURN(const std::string hash, trainer->DeployedHash());
-  fmt::print("held-out loss {:.6f} -> {:.6f}  {:.2f} s  weights {}\n", before, after, seconds, hash);
+  fmt::print("held-out loss {:.6f} -> {:.6f}  {:.2f} s  weights {}\n", before, after, seconds,
+             hash);
   if (o.out.empty()) return Ok();
   TARE_RETURN_IF_ERROR(Env::Real()->CreateDirs(o.out));
   TARE_RETURN_IF_ERROR(trainer::SaveState(Env::Real(), trainer.get(), progress, o.out + "/state"));
@@ -124,17 +137,22 @@ TARE_COMMAND(train, [](CLI::App& root) {
   CLI::App* app = root.add_subcommand("train", "finetune a model on lines of text");
   auto o = std::make_shared<Options>();
   app->add_option("model", o->model, "a Hugging Face directory")->required();
-  app->add_option("text", o->text, "UTF-8, one example a line; every fifth is held out")->required();
+  app->add_option("text", o->text, "UTF-8, one example a line; every fifth is held out")
+      ->required();
   app->add_option("--out", o->out, "directory for state/ and weights/, which must not be there");
   app->add_option("--resume", o->resume, "a state/ to go on from");
   app->add_option("--steps", o->steps, "updates")->capture_default_str();
   app->add_option("--batch", o->batch, "lines a step")->capture_default_str();
-  app->add_option("--max-tokens", o->max_tokens, "longer lines are cut")->capture_default_str()->check(CLI::Range(2, 1 << 20));
+  app->add_option("--max-tokens", o->max_tokens, "longer lines are cut")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 1 << 20));
   app->add_option("--lr", o->lr, "learning rate")->capture_default_str();
   app->add_option("--arm", o->arm, "production (batch-invariant) or native")->capture_default_str();
   app->add_option("--profile", o->profile, "ieee-f32 or sm90-mma")->capture_default_str();
-  app->add_option("--threads", o->threads, "0: the CPUs of the affinity mask")->capture_default_str();
-  app->add_flag("--recompute", o->recompute, "backward computes each layer again: less memory, equal bits");
+  app->add_option("--threads", o->threads, "0: the CPUs of the affinity mask")
+      ->capture_default_str();
+  app->add_flag("--recompute", o->recompute,
+                "backward computes each layer again: less memory, equal bits");
   app->add_option("--fault", o->faults, "planted faults, name@trainer,...");
   app->callback([o] {
     const Status s = Train(*o);

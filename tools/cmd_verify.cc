@@ -34,7 +34,8 @@ int Run(const Options& options) {
   if (!report.ok()) return ReportError(report.status());
   if (options.print_checkpoint) {
     if (report->verdict != Verdict::kPass) {
-      return ReportError(Error(Code::kDataLoss, "no checkpoint of a task that does not verify: {} {}",
+      return ReportError(Error(Code::kDataLoss,
+                               "no checkpoint of a task that does not verify: {} {}",
                                report->findings[0].reason, report->findings[0].where));
     }
     std::fputs(workflow::EncodeCheckpoint(report->head).c_str(), stdout);
@@ -60,8 +61,9 @@ int Run(const Options& options) {
   } else {
     for (const auto& f : report->findings) {
       const Reason* reason = FindReason(f.reason);
-      fmt::print("{:<13} {:<19} {}: {}\n", reason == nullptr ? "fail" : VerdictName(reason->verdict),
-                 f.reason, f.where, f.message);
+      fmt::print("{:<13} {:<19} {}: {}\n",
+                 reason == nullptr ? "fail" : VerdictName(reason->verdict), f.reason, f.where,
+                 f.message);
     }
     fmt::print("{}: {} events, {} runs ({} stale), {} artifacts, {} bytes, {} sign-offs\n",
                VerdictName(report->verdict), report->events, report->runs, report->stale_runs,

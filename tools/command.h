@@ -33,8 +33,8 @@ void SetExit(int status);
 // 65 for lost or malformed data, 66 for a missing file, 69 unsupported, 74 input/output, else 70.
 int ReportError(const Status& status);
 
-// "tare: <verdict> <reason>" on stderr, after everything that went to stdout: with both in one file the
-// line stands behind the document and not inside it.
+// "tare: <verdict> <reason>" on stderr, after everything that went to stdout: with both in one file
+// the line stands behind the document and not inside it.
 void PrintReason(Verdict verdict, std::string_view reason);
 
 }  // namespace tare

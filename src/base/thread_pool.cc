@@ -32,8 +32,8 @@ void Pause() {
 #endif
 }
 
-// How long a thread looks for work before it sleeps. A decode step is some 200 short jobs with a few
-// microseconds of serial work between them; waking a sleeper costs 5 to 50 us each time.
+// How long a thread looks for work before it sleeps. A decode step is some 200 short jobs with a
+// few microseconds of serial work between them; waking a sleeper costs 5 to 50 us each time.
 constexpr auto kSpin = std::chrono::microseconds(30);
 
 // True as soon as `ready` is, false after kSpin.
@@ -51,10 +51,11 @@ bool SpinFor(const Ready& ready) {
 
 }  // namespace
 
-// A job is published as one word: generation in the high half, the next unclaimed index in the low one.
-// A thread claims an index by compare-and-swap of the whole word, so a claim that succeeds belongs to
-// the job whose body and n were read before it; a job cannot end while a claim is unfinished. Whoever
-// wakes late finds nothing to claim: no job waits for a thread that has not started on it.
+// A job is published as one word: generation in the high half, the next unclaimed index in the low
+// one. A thread claims an index by compare-and-swap of the whole word, so a claim that succeeds
+// belongs to the job whose body and n were read before it; a job cannot end while a claim is
+// unfinished. Whoever wakes late finds nothing to claim: no job waits for a thread that has not
+// started on it.
 struct ThreadPool::State {
   std::vector<std::thread> workers;
   std::function<void()> check;
@@ -119,7 +120,8 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads, std::function<void()> check) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads, std::function<void()> check)
+    : state_(std::make_unique<State>()) {
   TARE_CHECK(threads >= 0);
   if (threads == 0) threads = AffinityCpus();
   state_->check = std::move(check);
@@ -169,9 +171,8 @@ void ThreadPool::ParallelFor(int64_t n, const std::function<void(int64_t)>& body
 void ThreadPool::ParallelRanges(int64_t n, int64_t grain,
                                 const std::function<void(int64_t, int64_t)>& body) {
   TARE_CHECK(grain > 0);
-  ParallelFor((n + grain - 1) / grain, [&](int64_t i) {
-    body(i * grain, std::min(n, (i + 1) * grain));
-  });
+  ParallelFor((n + grain - 1) / grain,
+              [&](int64_t i) { body(i * grain, std::min(n, (i + 1) * grain)); });
 }
 
 }  // namespace tare

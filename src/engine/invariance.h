@@ -34,9 +34,9 @@ struct InvarianceCell {
   std::string condition;  // "64", "block + 1", ...
   Verdict verdict = Verdict::kInconclusive;
   std::string_view reason{};  // base/reasons.h; empty with pass
-  int64_t compared = 0;     // tokens
-  int64_t mismatches = 0;   // tokens whose id or bits differ, up to the first other id
-  std::string first{};      // the first mismatch, for people
+  int64_t compared = 0;       // tokens
+  int64_t mismatches = 0;     // tokens whose id or bits differ, up to the first other id
+  std::string first{};        // the first mismatch, for people
   Json proof = Json::object();
 };
 

@@ -22,18 +22,28 @@ constexpr int64_t kStepGroup = 16;
 
 class BackwardPass {
  public:
-  BackwardPass(const ops::Ctx& ctx, const Model& model, const Batch& batch, const Prepared& prepared,
-               std::vector<ops::TokenUnit> units, Tape* tape, Scratch* scratch, Gradients* gradients, int32_t segment,
-               Reporter* reporter)
-      : ctx_(ctx), model_(model), c_(model.config()), batch_(batch), prepared_(prepared), units_(std::move(units)),
-        tape_(tape), scratch_(scratch), gradients_(gradients), segment_(segment), report_(*reporter),
+  BackwardPass(const ops::Ctx& ctx, const Model& model, const Batch& batch,
+               const Prepared& prepared, std::vector<ops::TokenUnit> units, Tape* tape,
+               Scratch* scratch, Gradients* gradients, int32_t segment, Reporter* reporter)
+      : ctx_(ctx),
+        model_(model),
+        c_(model.config()),
+        batch_(batch),
+        prepared_(prepared),
+        units_(std::move(units)),
+        tape_(tape),
+        scratch_(scratch),
+        gradients_(gradients),
+        segment_(segment),
+        report_(*reporter),
         rows_(prepared.layout.rows) {}
 
   // Gradient of the loss with respect to the final norm's output, and dW of the head.
   Status Head(const LossGradient& loss, Tensor* dx_final);
   // In and out: `g` [T, H], the gradient of the residual stream above and below the layer.
   Status Layer(int64_t layer, const Tape::Layer& saved, Tensor* g);
-  Status Norm(int weight, const Tensor& h, const Tensor& rstd, const Tensor& dy, const Tensor* dstream, Tensor* dx);
+  Status Norm(int weight, const Tensor& h, const Tensor& rstd, const Tensor& dy,
+              const Tensor* dstream, Tensor* dx);
   Status Embedding(const Tensor& g);
   Result<Tensor> Buffer(const char* slot, DType dtype, Shape shape) {
     return scratch_->Get(slot, dtype, std::move(shape), ctx_.device);
@@ -42,7 +52,8 @@ class BackwardPass {
  private:
   const void* Value(int parameter) const { return model_.parameters()[parameter].value.data(); }
   float* Slot(int parameter, int half = 0) { return gradients_->slot(parameter, segment_, half); }
-  Status Linear(const lin::Params& params, int weight, int bias, const Tensor& x, const void* dy, void* dx);
+  Status Linear(const lin::Params& params, int weight, int bias, const Tensor& x, const void* dy,
+                void* dx);
   Status Attention(int64_t layer, const Tape::Layer& saved, const Tensor& dattn, Tensor* dnormed);
   Status Mlp(int64_t layer, const Tape::Layer& saved, const Tensor& g, Tensor* dnormed);
   Status Experts(int64_t layer, const Tape::Layer& saved, const Tensor& g, Tensor* dnormed);
@@ -61,10 +72,13 @@ class BackwardPass {
   int64_t rows_;
 };
 
-Status BackwardPass::Linear(const lin::Params& params, int weight, int bias, const Tensor& x, const void* dy, void* dx) {
+Status BackwardPass::Linear(const lin::Params& params, int weight, int bias, const Tensor& x,
+                            const void* dy, void* dx) {
   TARE_ASSIGN_OR_RETURN(
       const ops::Ctx with,
-      WithWorkspace(ctx_, scratch_, lin::BackwardWorkspaceBytes(ctx_, params, rows_, static_cast<int64_t>(units_.size()))));
+      WithWorkspace(
+          ctx_, scratch_,
+          lin::BackwardWorkspaceBytes(ctx_, params, rows_, static_cast<int64_t>(units_.size()))));
   lin::BackwardArgs args;
   args.m = rows_;
   args.dy = dy;
@@ -77,8 +91,8 @@ Status BackwardPass::Linear(const lin::Params& params, int weight, int bias, con
   return lin::Backward(with, params, args);
 }
 
-Status BackwardPass::Norm(int weight, const Tensor& h, const Tensor& rstd, const Tensor& dy, const Tensor* dstream,
-                          Tensor* dx) {
+Status BackwardPass::Norm(int weight, const Tensor& h, const Tensor& rstd, const Tensor& dy,
+                          const Tensor* dstream, Tensor* dx) {
   ops::rmsnorm::BackwardArgs args;
   args.rows = rows_;
   args.h = h.data();
@@ -97,8 +111,8 @@ Status BackwardPass::Norm(int weight, const Tensor& h, const Tensor& rstd, const
 // bit of any chain.
 Status BackwardPass::Head(const LossGradient& loss, Tensor* dx_final) {
   struct Piece {
-    int64_t begin, rows;    // rows of the batch
-    int64_t first, count;   // entries of target_rows
+    int64_t begin, rows;   // rows of the batch
+    int64_t first, count;  // entries of target_rows
   };
   std::vector<Piece> pieces;
   const std::vector<int64_t>& targets = tape_->target_rows;
@@ -108,8 +122,8 @@ Status BackwardPass::Head(const LossGradient& loss, Tensor* dx_final) {
     while (at < targets.size() && targets[at] < unit.begin + unit.rows) ++at;
     if (at == first) continue;
     const int64_t skip = (targets[first] - unit.begin) / kStepGroup * kStepGroup;
-    pieces.push_back({unit.begin + skip, targets[at - 1] + 1 - unit.begin - skip, static_cast<int64_t>(first),
-                      static_cast<int64_t>(at - first)});
+    pieces.push_back({unit.begin + skip, targets[at - 1] + 1 - unit.begin - skip,
+                      static_cast<int64_t>(first), static_cast<int64_t>(at - first)});
   }
   TARE_CHECK(at == targets.size());
   const lin::Params params = HeadParams(c_);
@@ -129,15 +143,18 @@ Status BackwardPass::Head(const LossGradient& loss, Tensor* dx_final) {
   std::vector<int64_t> all_rows;  // rows of the batch that have a gradient, in compact order
   int64_t total = 0;
   for (const Piece& piece : pieces) total += round_up(piece.rows);
-  TARE_ASSIGN_OR_RETURN(Tensor dx_all, Buffer("dx_head", c_.grad_dtype, {std::max<int64_t>(total, 1), c_.hidden}));
+  TARE_ASSIGN_OR_RETURN(Tensor dx_all,
+                        Buffer("dx_head", c_.grad_dtype, {std::max<int64_t>(total, 1), c_.hidden}));
   int64_t done = 0;  // compact rows written to dx_all
   for (size_t p = 0; p < pieces.size();) {
     // A group of whole pieces.
     size_t end = p;
     int64_t compact = 0;
     std::vector<ops::TokenUnit> units;
-    std::vector<int64_t> rows;  // batch row of each compact row; padding repeats a row, its dy is zero
-    while (end < pieces.size() && (end == p || (compact + pieces[end].rows) * dlogit_row <= kDlogitBytes)) {
+    std::vector<int64_t>
+        rows;  // batch row of each compact row; padding repeats a row, its dy is zero
+    while (end < pieces.size() &&
+           (end == p || (compact + pieces[end].rows) * dlogit_row <= kDlogitBytes)) {
       const Piece& piece = pieces[end++];
       units.push_back({compact, piece.rows});
       for (int64_t i = 0; i < piece.rows; ++i) rows.push_back(piece.begin + i);
@@ -150,22 +167,28 @@ Status BackwardPass::Head(const LossGradient& loss, Tensor* dx_final) {
     TARE_RETURN_IF_ERROR(SetZero(&dlogits));
 
     // dlogits of each stretch of consecutive rows with targets.
-    const int64_t block = std::max<int64_t>(1, kLogitBlockBytes / (c_.vocab * SizeOf(c_.logits_dtype)));
+    const int64_t block =
+        std::max<int64_t>(1, kLogitBlockBytes / (c_.vocab * SizeOf(c_.logits_dtype)));
     for (size_t i = p; i < end; ++i) {
       const Piece& piece = pieces[i];
       for (int64_t e = piece.first; e < piece.first + piece.count;) {
         int64_t n = 1;
-        while (n < block && e + n < piece.first + piece.count && targets[e + n] == targets[e] + n) ++n;
+        while (n < block && e + n < piece.first + piece.count && targets[e + n] == targets[e] + n)
+          ++n;
         const int64_t compact_row = units[i - p].begin + targets[e] - piece.begin;
         Tensor logits;
         if (tape_->logits.data() != nullptr) {
           TARE_ASSIGN_OR_RETURN(logits, tape_->logits.Slice(e, e + n));
         } else {
           TARE_ASSIGN_OR_RETURN(logits, Buffer("logit_block", c_.logits_dtype, {block, c_.vocab}));
-          const char* from = static_cast<const char*>(x.data()) + compact_row * c_.hidden * SizeOf(c_.dtype);
-          TARE_RETURN_IF_ERROR(RunLinear(ctx_, model_, params, model_.head(), -1, from, n, logits.mutable_data(), scratch_));
+          const char* from =
+              static_cast<const char*>(x.data()) + compact_row * c_.hidden * SizeOf(c_.dtype);
+          TARE_RETURN_IF_ERROR(RunLinear(ctx_, model_, params, model_.head(), -1, from, n,
+                                         logits.mutable_data(), scratch_));
         }
-        const auto host = [&](const auto* data, DType dtype) { return ToDevice(data + e, dtype, {n}, ctx_.device); };
+        const auto host = [&](const auto* data, DType dtype) {
+          return ToDevice(data + e, dtype, {n}, ctx_.device);
+        };
         TARE_ASSIGN_OR_RETURN(const Tensor ids, host(target_ids.data(), DType::kI32));
         TARE_ASSIGN_OR_RETURN(const Tensor temperature, host(temperatures.data(), DType::kF32));
         TARE_ASSIGN_OR_RETURN(const Tensor dlogprob, host(loss.dlogprob.data(), DType::kF32));
@@ -191,7 +214,9 @@ Status BackwardPass::Head(const LossGradient& loss, Tensor* dx_final) {
 
     TARE_ASSIGN_OR_RETURN(
         const ops::Ctx with,
-        WithWorkspace(ctx_, scratch_, lin::BackwardWorkspaceBytes(ctx_, params, compact, static_cast<int64_t>(units.size()))));
+        WithWorkspace(ctx_, scratch_,
+                      lin::BackwardWorkspaceBytes(ctx_, params, compact,
+                                                  static_cast<int64_t>(units.size()))));
     lin::BackwardArgs args;
     args.m = compact;
     args.dy = dlogits.data();
@@ -204,7 +229,8 @@ Status BackwardPass::Head(const LossGradient& loss, Tensor* dx_final) {
     // Padding rows are not scattered: mark them with the padding's own absence.
     for (size_t i = p; i < end; ++i) {
       const Piece& piece = pieces[i];
-      for (int64_t r = 0; r < round_up(piece.rows); ++r) all_rows.push_back(r < piece.rows ? piece.begin + r : -1);
+      for (int64_t r = 0; r < round_up(piece.rows); ++r)
+        all_rows.push_back(r < piece.rows ? piece.begin + r : -1);
     }
     done += compact;
     p = end;
@@ -217,23 +243,27 @@ Status BackwardPass::Layer(int64_t layer, const Tape::Layer& saved, Tensor* g) {
   const LayerParameters& ids = model_.layer(layer);
   const Shape stream = {rows_, c_.hidden};
   TARE_ASSIGN_OR_RETURN(Tensor dnormed, Buffer("dnormed", c_.grad_dtype, stream));
-  TARE_RETURN_IF_ERROR(c_.layers[layer].moe ? Experts(layer, saved, *g, &dnormed) : Mlp(layer, saved, *g, &dnormed));
+  TARE_RETURN_IF_ERROR(c_.layers[layer].moe ? Experts(layer, saved, *g, &dnormed)
+                                            : Mlp(layer, saved, *g, &dnormed));
   TARE_RETURN_IF_ERROR(Norm(ids.post_norm, saved.h_mid, saved.rstd_mid, dnormed, g, g));
 
   TARE_ASSIGN_OR_RETURN(Tensor dattn, Buffer("dattn", c_.dtype, {rows_, c_.q_width()}));
-  TARE_RETURN_IF_ERROR(Linear(OParams(c_), ids.o, ids.o_bias, saved.attn, g->data(), dattn.mutable_data()));
+  TARE_RETURN_IF_ERROR(
+      Linear(OParams(c_), ids.o, ids.o_bias, saved.attn, g->data(), dattn.mutable_data()));
   TARE_RETURN_IF_ERROR(Attention(layer, saved, dattn, &dnormed));
   TARE_RETURN_IF_ERROR(Norm(ids.input_norm, saved.h_in, saved.rstd_in, dnormed, g, g));
   if (report_.on()) {
     const int l = static_cast<int>(layer);
     const std::string above = report_.Name(l + 1, "grad");
-    report_.Emit(l, "grad", "layer", *g, {layer + 1 < static_cast<int64_t>(c_.layers.size()) ? above : "norm.grad"},
+    report_.Emit(l, "grad", "layer", *g,
+                 {layer + 1 < static_cast<int64_t>(c_.layers.size()) ? above : "norm.grad"},
                  TapRole::kValue, true);
   }
   return Ok();
 }
 
-Status BackwardPass::Attention(int64_t layer, const Tape::Layer& saved, const Tensor& dattn, Tensor* dnormed) {
+Status BackwardPass::Attention(int64_t layer, const Tape::Layer& saved, const Tensor& dattn,
+                               Tensor* dnormed) {
   const LayerParameters& ids = model_.layer(layer);
   const int64_t width = c_.qkv_width(), item = SizeOf(c_.dtype);
   TARE_ASSIGN_OR_RETURN(Tensor dqkv, Buffer("dqkv", c_.dtype, {rows_, width}));
@@ -266,8 +296,9 @@ Status BackwardPass::Attention(int64_t layer, const Tape::Layer& saved, const Te
   TARE_ASSIGN_OR_RETURN(
       const ops::Ctx with,
       WithWorkspace(ctx_, scratch_,
-                    ops::attention::BackwardWorkspaceBytes(ctx_, params, rows_, static_cast<int64_t>(prepared_.runs.size()),
-                                                           prepared_.max_keys)));
+                    ops::attention::BackwardWorkspaceBytes(
+                        ctx_, params, rows_, static_cast<int64_t>(prepared_.runs.size()),
+                        prepared_.max_keys)));
   TARE_RETURN_IF_ERROR(ops::attention::Backward(with, params, args));
 
   ops::rope::Args rope;
@@ -303,11 +334,13 @@ Status BackwardPass::Attention(int64_t layer, const Tape::Layer& saved, const Te
   return Linear(QkvParams(c_), ids.qkv, ids.qkv_bias, saved.x_attn, d, dnormed->mutable_data());
 }
 
-Status BackwardPass::Mlp(int64_t layer, const Tape::Layer& saved, const Tensor& g, Tensor* dnormed) {
+Status BackwardPass::Mlp(int64_t layer, const Tape::Layer& saved, const Tensor& g,
+                         Tensor* dnormed) {
   const LayerParameters& ids = model_.layer(layer);
   const int64_t width = c_.intermediate, item = SizeOf(c_.dtype);
   TARE_ASSIGN_OR_RETURN(Tensor dact, Buffer("dact", c_.dtype, {rows_, width}));
-  TARE_RETURN_IF_ERROR(Linear(DownParams(c_), ids.down, ids.down_bias, saved.act, g.data(), dact.mutable_data()));
+  TARE_RETURN_IF_ERROR(
+      Linear(DownParams(c_), ids.down, ids.down_bias, saved.act, g.data(), dact.mutable_data()));
   TARE_ASSIGN_OR_RETURN(Tensor dgate_up, Buffer("dgate_up", c_.dtype, {rows_, 2 * width}));
   ops::gate::BackwardArgs gate;
   gate.rows = rows_;
@@ -319,10 +352,12 @@ Status BackwardPass::Mlp(int64_t layer, const Tape::Layer& saved, const Tensor& 
   gate.dup = static_cast<char*>(dgate_up.mutable_data()) + width * item;
   gate.dstride = 2 * width;
   TARE_RETURN_IF_ERROR(ops::gate::Backward(ctx_, GateParams(c_, width), gate));
-  return Linear(GateUpParams(c_), ids.gate_up, ids.gate_up_bias, saved.x_mlp, dgate_up.data(), dnormed->mutable_data());
+  return Linear(GateUpParams(c_), ids.gate_up, ids.gate_up_bias, saved.x_mlp, dgate_up.data(),
+                dnormed->mutable_data());
 }
 
-Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tensor& g, Tensor* dnormed) {
+Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tensor& g,
+                             Tensor* dnormed) {
   const LayerParameters& ids = model_.layer(layer);
   const int64_t width = c_.expert_intermediate, item = SizeOf(c_.dtype);
   const ops::dispatch::Plan& plan = saved.plan;
@@ -341,12 +376,15 @@ Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tens
   combine.dweights = static_cast<float*>(dweights.mutable_data());
   TARE_RETURN_IF_ERROR(ops::combine::Backward(ctx_, CombineParams(c_), combine));
 
-  TARE_ASSIGN_OR_RETURN(const Tensor offsets, ToDevice(plan.offsets.data(), DType::kI64, {c_.experts + 1}, ctx_.device));
-  const auto expert_linear = [&](const grouped::Params& params, int weight, const Tensor& x, bool by_row, const Tensor& d,
-                                 Tensor* dx) -> Status {
+  TARE_ASSIGN_OR_RETURN(const Tensor offsets,
+                        ToDevice(plan.offsets.data(), DType::kI64, {c_.experts + 1}, ctx_.device));
+  const auto expert_linear = [&](const grouped::Params& params, int weight, const Tensor& x,
+                                 bool by_row, const Tensor& d, Tensor* dx) -> Status {
     TARE_ASSIGN_OR_RETURN(
         const ops::Ctx with,
-        WithWorkspace(ctx_, scratch_, grouped::BackwardWorkspaceBytes(ctx_, params, routed, static_cast<int64_t>(units_.size()))));
+        WithWorkspace(ctx_, scratch_,
+                      grouped::BackwardWorkspaceBytes(ctx_, params, routed,
+                                                      static_cast<int64_t>(units_.size()))));
     grouped::BackwardArgs args;
     args.rows = routed;
     args.offsets = plan.offsets;
@@ -400,8 +438,10 @@ Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tens
   route.dweights = static_cast<const float*>(dweights.data());
   route.dlogits = dlogits.mutable_data();
   TARE_RETURN_IF_ERROR(ops::router::Backward(ctx_, RouterParams(c_), route));
-  char* second = static_cast<char*>(both.mutable_data()) + rows_ * c_.hidden * SizeOf(c_.grad_dtype);
-  TARE_RETURN_IF_ERROR(Linear(RouterLinearParams(c_), ids.router, -1, saved.x_mlp, dlogits.data(), second));
+  char* second =
+      static_cast<char*>(both.mutable_data()) + rows_ * c_.hidden * SizeOf(c_.grad_dtype);
+  TARE_RETURN_IF_ERROR(
+      Linear(RouterLinearParams(c_), ids.router, -1, saved.x_mlp, dlogits.data(), second));
 
   // Their sum by the combine operator with weights of 1: acc = fma(1, d, acc), experts first.
   std::vector<int32_t> slots(2 * rows_);
@@ -410,9 +450,12 @@ Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tens
     slots[2 * t + 1] = static_cast<int32_t>(rows_ + t);
   }
   const std::vector<float> ones(2 * rows_, 1.0f);
-  TARE_ASSIGN_OR_RETURN(const Tensor slot_row, ToDevice(slots.data(), DType::kI32, {rows_, 2}, ctx_.device));
-  TARE_ASSIGN_OR_RETURN(const Tensor weights, ToDevice(ones.data(), DType::kF32, {rows_, 2}, ctx_.device));
-  const ops::combine::Params sum{.hidden = c_.hidden, .top_k = 2, .dtype = c_.grad_dtype, .grad_dtype = c_.grad_dtype};
+  TARE_ASSIGN_OR_RETURN(const Tensor slot_row,
+                        ToDevice(slots.data(), DType::kI32, {rows_, 2}, ctx_.device));
+  TARE_ASSIGN_OR_RETURN(const Tensor weights,
+                        ToDevice(ones.data(), DType::kF32, {rows_, 2}, ctx_.device));
+  const ops::combine::Params sum{
+      .hidden = c_.hidden, .top_k = 2, .dtype = c_.grad_dtype, .grad_dtype = c_.grad_dtype};
   ops::combine::Args add;
   add.rows = rows_;
   add.expert_rows = 2 * rows_;
@@ -433,7 +476,8 @@ Status BackwardPass::Embedding(const Tensor& g) {
   return ops::embedding::Backward(ctx_, EmbeddingParams(c_), args);
 }
 
-Status CheckRecomputed(const ops::Ctx&, const ModelConfig& c, const Tensor& saved, const Tensor& again) {
+Status CheckRecomputed(const ops::Ctx&, const ModelConfig& c, const Tensor& saved,
+                       const Tensor& again) {
   TARE_ASSIGN_OR_RETURN(const Tensor a, saved.To(Device::kCpu));
   TARE_ASSIGN_OR_RETURN(const Tensor b, again.To(Device::kCpu));
   return ops::router::CheckDecision(a.dim(0), c.top_k, a.as<int32_t>(), b.as<int32_t>());
@@ -441,30 +485,37 @@ Status CheckRecomputed(const ops::Ctx&, const ModelConfig& c, const Tensor& save
 
 }  // namespace
 
-Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch, const LossGradient& loss, Tape* tape,
-                Scratch* scratch, Gradients* gradients, int32_t batch_segment, Tap* tap) {
+Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
+                const LossGradient& loss, Tape* tape, Scratch* scratch, Gradients* gradients,
+                int32_t batch_segment, Tap* tap) {
   const ModelConfig& c = model.config();
-  if (tape == nullptr || !tape->filled) return Error(Code::kPrecondition, "Backward needs a tape that Forward has filled; each serves once");
+  if (tape == nullptr || !tape->filled)
+    return Error(Code::kPrecondition,
+                 "Backward needs a tape that Forward has filled; each serves once");
   if (batch_segment < 0 || batch_segment >= gradients->batch_segments()) {
     return InvalidArgument("batch segment {} of {}", batch_segment, gradients->batch_segments());
   }
   TARE_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(model, batch));
-  if (prepared.layout.rows != tape->layout.rows || prepared.layout.row_of_run != tape->layout.row_of_run) {
-    return InvalidArgument("the tape is of another batch: {} rows there, {} here", tape->layout.rows, prepared.layout.rows);
+  if (prepared.layout.rows != tape->layout.rows ||
+      prepared.layout.row_of_run != tape->layout.row_of_run) {
+    return InvalidArgument("the tape is of another batch: {} rows there, {} here",
+                           tape->layout.rows, prepared.layout.rows);
   }
   const size_t count = tape->target_rows.size();
   if (loss.dlogprob.size() != count || (!loss.dentropy.empty() && loss.dentropy.size() != count)) {
-    return InvalidArgument("{} logprobs, but {} gradients for them and {} for the entropy", count, loss.dlogprob.size(),
-                           loss.dentropy.size());
+    return InvalidArgument("{} logprobs, but {} gradients for them and {} for the entropy", count,
+                           loss.dlogprob.size(), loss.dentropy.size());
   }
   if (!loss.dentropy.empty() && tape->entropy.data() == nullptr) {
     return InvalidArgument("a gradient for the entropy needs Batch::entropy in the forward");
   }
   std::vector<ops::TokenSequence> sequences;
   for (size_t r = 0; r < batch.runs.size(); ++r) {
-    sequences.push_back({prepared.layout.row_of_run[r], static_cast<int64_t>(batch.runs[r].tokens.size())});
+    sequences.push_back(
+        {prepared.layout.row_of_run[r], static_cast<int64_t>(batch.runs[r].tokens.size())});
   }
-  TARE_ASSIGN_OR_RETURN(std::vector<ops::TokenUnit> units, ops::CutUnits(sequences, prepared.layout.rows));
+  TARE_ASSIGN_OR_RETURN(std::vector<ops::TokenUnit> units,
+                        ops::CutUnits(sequences, prepared.layout.rows));
   tape->filled = false;
   if (count == 0) return Ok();  // nothing to learn from
 
@@ -472,12 +523,15 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch, con
   reported.phase = TapPhase::kBackward;
   Reporter report(tap, model, reported, prepared, ctx.side);
   Reporter silent(nullptr, model, batch, prepared, ctx.side);
-  BackwardPass pass(ctx, model, batch, prepared, std::move(units), tape, scratch, gradients, batch_segment, &report);
+  BackwardPass pass(ctx, model, batch, prepared, std::move(units), tape, scratch, gradients,
+                    batch_segment, &report);
   Tensor dx_final;
   TARE_RETURN_IF_ERROR(pass.Head(loss, &dx_final).Annotate("head"));
   tape->logits = tape->options.recompute ? Tensor() : tape->logits;
-  TARE_ASSIGN_OR_RETURN(Tensor g, pass.Buffer("dstream", c.grad_dtype, {prepared.layout.rows, c.hidden}));
-  TARE_RETURN_IF_ERROR(pass.Norm(model.final_norm(), tape->h_final, tape->rstd_final, dx_final, nullptr, &g));
+  TARE_ASSIGN_OR_RETURN(Tensor g,
+                        pass.Buffer("dstream", c.grad_dtype, {prepared.layout.rows, c.hidden}));
+  TARE_RETURN_IF_ERROR(
+      pass.Norm(model.final_norm(), tape->h_final, tape->rstd_final, dx_final, nullptr, &g));
   report.Emit(-1, "norm.grad", "rmsnorm", g, {});
 
   LayerPass forward(ctx, model, batch, prepared, scratch, &silent);
@@ -488,7 +542,8 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch, con
     const Tape::Layer* saved = &kept;
     if (tape->options.recompute) {
       Tensor x = kept.h_in, h;
-      if (Status s = forward.Run(l, &x, &h, &spare); !s.ok()) return s.Annotate(fmt::format("layer {}, recomputed", l));
+      if (Status s = forward.Run(l, &x, &h, &spare); !s.ok())
+        return s.Annotate(fmt::format("layer {}, recomputed", l));
       if (c.layers[l].moe) {
         if (Status s = CheckRecomputed(ctx, c, kept.router_ids, spare.router_ids); !s.ok()) {
           return s.Annotate(fmt::format("layer {}", l));
@@ -496,7 +551,8 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch, con
       }
       saved = &spare;
     }
-    if (Status s = pass.Layer(l, *saved, &g); !s.ok()) return s.Annotate(fmt::format("layer {}, backward", l));
+    if (Status s = pass.Layer(l, *saved, &g); !s.ok())
+      return s.Annotate(fmt::format("layer {}, backward", l));
     if (tape->options.recompute) {
       spare.h_in = Tensor();  // shared with the tape's own
       kept.h_in = Tensor();

@@ -1,5 +1,5 @@
-// The walk back: gradients near float64 autograd, and the same bits however the batch is packed, cut
-// into micro-batches, aligned, recomputed or threaded.
+// The walk back: gradients near float64 autograd, and the same bits however the batch is packed,
+// cut into micro-batches, aligned, recomputed or threaded.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,9 +14,9 @@
 namespace tare::models {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Bits;
 using testing::Context;
+using ::testing::HasSubstr;
 using testing::Reference;
 
 struct Options {
@@ -28,7 +28,8 @@ struct Options {
   bool entropy = true;
 };
 
-Gradients Train(Context& context, const Model& model, const Reference& ref, const Options& options, int32_t segments = 1) {
+Gradients Train(Context& context, const Model& model, const Reference& ref, const Options& options,
+                int32_t segments = 1) {
   auto gradients = Gradients::Zeros(model, segments);
   TARE_CHECK(gradients.ok());
   const Batch whole = ref.MakeBatch();
@@ -39,7 +40,8 @@ Gradients Train(Context& context, const Model& model, const Reference& ref, cons
   for (int64_t first = 0; first < sequences; first += micro) {
     Batch batch = whole;
     batch.row_align = options.row_align;
-    batch.runs.assign(whole.runs.begin() + first, whole.runs.begin() + std::min(sequences, first + micro));
+    batch.runs.assign(whole.runs.begin() + first,
+                      whole.runs.begin() + std::min(sequences, first + micro));
     const ForwardOutput out = context.Run(model, batch, &tape);
     LossGradient loss;
     loss.dlogprob = std::span(ref.dlogprob).subspan(at, out.logprob.size());
@@ -47,7 +49,8 @@ Gradients Train(Context& context, const Model& model, const Reference& ref, cons
     at += out.logprob.size();
     // A segment is a contiguous run of sequences.
     const int32_t segment = static_cast<int32_t>(first * segments / sequences);
-    const Status s = Backward(context.ctx, model, batch, loss, &tape, &context.scratch, &*gradients, segment);
+    const Status s =
+        Backward(context.ctx, model, batch, loss, &tape, &context.scratch, &*gradients, segment);
     TARE_CHECK(s.ok()) << s.ToString();
   }
   TARE_CHECK(FinishGradients(context.ctx, model, &*gradients).ok());
@@ -106,8 +109,9 @@ Errors Compare(const Model& model, const Gradients& gradients, const Reference& 
   return worst;
 }
 
-// In f32 what remains is P's short polynomial (2^-13, attention.h) and f32 sums; an element may be far
-// above its tensor's RMS, so the element bound is looser. A wrong term anywhere makes errors near 1.
+// In f32 what remains is P's short polynomial (2^-13, attention.h) and f32 sums; an element may be
+// far above its tensor's RMS, so the element bound is looser. A wrong term anywhere makes errors
+// near 1.
 TEST(BackwardTest, GradientsNearFloat64InF32) {
   for (const char* variant : {"mini", "tied_bias"}) {
     const Reference ref(variant);
@@ -116,14 +120,16 @@ TEST(BackwardTest, GradientsNearFloat64InF32) {
     for (bool recompute : {false, true}) {
       const Gradients gradients = Train(context, model, ref, {.recompute = recompute});
       const Errors e = Compare(model, gradients, ref);
-      std::printf("%s f32: norm %.2e (%s), element %.2e (%s)\n", variant, e.norm, e.norm_at.c_str(), e.element, e.element_at.c_str());
+      std::printf("%s f32: norm %.2e (%s), element %.2e (%s)\n", variant, e.norm, e.norm_at.c_str(),
+                  e.element, e.element_at.c_str());
       EXPECT_LT(e.norm, 2e-3) << e.norm_at;
       EXPECT_LT(e.element, 2e-2) << e.element_at;
     }
   }
 }
 
-// bf16 activations and operands: 2^-9 at each rounding, and the routes of near-tied tokens may differ.
+// bf16 activations and operands: 2^-9 at each rounding, and the routes of near-tied tokens may
+// differ.
 TEST(BackwardTest, GradientsNearFloat64InBf16) {
   for (const char* variant : {"mini", "tied_bias"}) {
     const Reference ref(variant);
@@ -131,14 +137,17 @@ TEST(BackwardTest, GradientsNearFloat64InBf16) {
     Context context(2);
     const Gradients gradients = Train(context, model, ref, {});
     const Errors e = Compare(model, gradients, ref);
-    std::printf("%s bf16: norm %.2e (%s), element %.2e (%s)\n", variant, e.norm, e.norm_at.c_str(), e.element, e.element_at.c_str());
+    std::printf("%s bf16: norm %.2e (%s), element %.2e (%s)\n", variant, e.norm, e.norm_at.c_str(),
+                e.element, e.element_at.c_str());
     EXPECT_LT(e.norm, 0.25) << e.norm_at;
   }
 }
 
 class BackwardInvariance : public ::testing::TestWithParam<std::tuple<Profile, const char*>> {
  protected:
-  BackwardInvariance() : ref_(std::get<1>(GetParam())), model_(ref_.MakeModel(DType::kBF16)) { expected_ = With({}, 1); }
+  BackwardInvariance() : ref_(std::get<1>(GetParam())), model_(ref_.MakeModel(DType::kBF16)) {
+    expected_ = With({}, 1);
+  }
   std::vector<std::vector<uint32_t>> With(const Options& options, int threads) {
     Context context(threads);
     context.ctx.profile = std::get<0>(GetParam());
@@ -156,7 +165,9 @@ TEST_P(BackwardInvariance, ThreadsMicroBatchesPaddingRecompute) {
   EXPECT_EQ(With({.row_align = 16}, 2), expected_) << "aligned rows";
   EXPECT_EQ(With({.recompute = true}, 2), expected_) << "recompute";
   EXPECT_EQ(With({.max_logit_bytes = 0}, 2), expected_) << "logits computed again";
-  EXPECT_EQ(With({.recompute = true, .max_logit_bytes = 0, .row_align = 16, .micro = 2}, 2), expected_) << "all at once";
+  EXPECT_EQ(With({.recompute = true, .max_logit_bytes = 0, .row_align = 16, .micro = 2}, 2),
+            expected_)
+      << "all at once";
   // Negative control: another loss has other gradients.
   EXPECT_NE(With({.entropy = false}, 2), expected_);
 }
@@ -165,11 +176,14 @@ INSTANTIATE_TEST_SUITE_P(All, BackwardInvariance,
                          ::testing::Combine(::testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
                                             ::testing::Values("mini", "tied_bias")),
                          [](const auto& info) {
-                           return std::string(std::get<0>(info.param) == Profile::kIeeeF32 ? "ieee_" : "sm90_") +
+                           return std::string(std::get<0>(info.param) == Profile::kIeeeF32
+                                                  ? "ieee_"
+                                                  : "sm90_") +
                                   std::get<1>(info.param);
                          });
 
-// Data parallelism by two ranks: each segment of the global batch in its own slot, wherever computed.
+// Data parallelism by two ranks: each segment of the global batch in its own slot, wherever
+// computed.
 TEST(BackwardTest, BatchSegmentsGiveTheSameBitsForEveryCut) {
   const Reference ref("tied_bias");
   const Model model = ref.MakeModel(DType::kBF16);
@@ -205,7 +219,8 @@ TEST(BackwardTest, RefusesAMisusedTape) {
   auto cache = KvCache::Create(model.config(), 4, 16);
   Batch cached = batch;
   cached.cache = &*cache;
-  EXPECT_THAT(Forward(context.ctx, model, cached, &context.scratch, &tape).status().message(), HasSubstr("packed K and V"));
+  EXPECT_THAT(Forward(context.ctx, model, cached, &context.scratch, &tape).status().message(),
+              HasSubstr("packed K and V"));
 }
 
 }  // namespace

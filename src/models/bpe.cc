@@ -41,8 +41,9 @@ Result<std::string> ByteLevelToBytes(std::string_view written) {
       return InvalidArgument("token is not UTF-8 at byte {}", i);
     }
     if (piece.code_point >= kInverse.size() || kInverse[piece.code_point] < 0) {
-      return InvalidArgument("token holds U+{:04X} at byte {}, which is outside the byte-level alphabet",
-                             piece.code_point, i);
+      return InvalidArgument(
+          "token holds U+{:04X} at byte {}, which is outside the byte-level alphabet",
+          piece.code_point, i);
     }
     out.push_back(static_cast<char>(kInverse[piece.code_point]));
     i += piece.size_bytes;
@@ -76,7 +77,8 @@ Result<Bpe> Bpe::Create(const std::vector<std::string>& bytes_of, const std::vec
     if (!fresh) {
       return InvalidArgument("tokens {} and {} are the same bytes", it->second, id);
     }
-    if (bytes.size() == 1) bpe.byte_token_[static_cast<uint8_t>(bytes[0])] = static_cast<int32_t>(id);
+    if (bytes.size() == 1)
+      bpe.byte_token_[static_cast<uint8_t>(bytes[0])] = static_cast<int32_t>(id);
   }
   const auto in_range = [&](int32_t id) {
     return id >= 0 && static_cast<size_t>(id) < bytes_of.size() && !bytes_of[id].empty();
@@ -88,7 +90,8 @@ Result<Bpe> Bpe::Create(const std::vector<std::string>& bytes_of, const std::vec
       return InvalidArgument("merge {} ({}, {}) does not give the bytes of token {}", rank, m.left,
                              m.right, m.result);
     }
-    if (!bpe.merges_.emplace(Key(m.left, m.right), RankedMerge{static_cast<int32_t>(rank), m.result})
+    if (!bpe.merges_
+             .emplace(Key(m.left, m.right), RankedMerge{static_cast<int32_t>(rank), m.result})
              .second) {
       return InvalidArgument("merge {} ({}, {}) is given twice", rank, m.left, m.right);
     }
@@ -127,7 +130,8 @@ Status Bpe::Encode(std::string_view word, bool skip_missing, std::vector<int32_t
     const int32_t token = byte_token_[static_cast<uint8_t>(word[i])];
     if (token < 0) {
       if (skip_missing) continue;
-      return Error(Code::kNotFound, "byte 0x{:02x} at offset {} of a word has no token in this vocabulary",
+      return Error(Code::kNotFound,
+                   "byte 0x{:02x} at offset {} of a word has no token in this vocabulary",
                    static_cast<uint8_t>(word[i]), i);
     }
     const int32_t n = static_cast<int32_t>(symbols.size());

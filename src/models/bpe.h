@@ -17,8 +17,8 @@
 
 namespace tare::models {
 
-// The byte-level alphabet of GPT-2: each byte stands as one printable character in vocabulary files.
-// kInvalidArgument for a character outside it.
+// The byte-level alphabet of GPT-2: each byte stands as one printable character in vocabulary
+// files. kInvalidArgument for a character outside it.
 Result<std::string> ByteLevelToBytes(std::string_view written);
 std::string BytesToByteLevel(std::string_view bytes);
 
@@ -28,11 +28,11 @@ class Bpe {
     int32_t left = 0, right = 0, result = 0;
   };
 
-  // `bytes_of[id]` are the raw bytes of ordinary tokens (empty: not one). Merges come by ascending rank.
-  // `ignore_merges`: a whole word that is in the vocabulary becomes that token at once (Llama 3).
-  // kInvalidArgument for duplicate tokens or merges and ids out of range.
-  static Result<Bpe> Create(const std::vector<std::string>& bytes_of, const std::vector<Merge>& merges,
-                            bool ignore_merges);
+  // `bytes_of[id]` are the raw bytes of ordinary tokens (empty: not one). Merges come by ascending
+  // rank. `ignore_merges`: a whole word that is in the vocabulary becomes that token at once (Llama
+  // 3). kInvalidArgument for duplicate tokens or merges and ids out of range.
+  static Result<Bpe> Create(const std::vector<std::string>& bytes_of,
+                            const std::vector<Merge>& merges, bool ignore_merges);
 
   // Appends the tokens of one word. kNotFound with the offset of a byte that no token has (some
   // vocabularies lack rare bytes); with `skip_missing` such bytes vanish instead.

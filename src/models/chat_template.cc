@@ -32,8 +32,9 @@ constexpr std::array<Known, 13> kKnown = {{
 
 // What Python's str.strip takes off.
 bool IsPythonSpace(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
+         c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
+         c == 0x205f || c == 0x3000;
 }
 
 std::string_view Strip(std::string_view text) {
@@ -71,7 +72,8 @@ std::string RenderQwen3(const std::vector<ChatMessage>& messages) {
   size_t last_query = messages.size() - 1;
   for (size_t i = messages.size(); i-- > 0;) {
     const std::string& c = messages[i].content;
-    if (messages[i].role == "user" && !(c.starts_with("<tool_response>") && c.ends_with("</tool_response>"))) {
+    if (messages[i].role == "user" &&
+        !(c.starts_with("<tool_response>") && c.ends_with("</tool_response>"))) {
       last_query = i;
       break;
     }
@@ -95,8 +97,9 @@ std::string RenderQwen3(const std::vector<ChatMessage>& messages) {
     }
     const bool last = i + 1 == messages.size();
     if (i > last_query && (last || !reasoning.empty())) {
-      out += Turn("assistant", fmt::format("<think>\n{}\n</think>\n\n{}", StripNewlines(reasoning, true, true),
-                                           StripNewlines(content, true, false)));
+      out += Turn("assistant",
+                  fmt::format("<think>\n{}\n</think>\n\n{}", StripNewlines(reasoning, true, true),
+                              StripNewlines(content, true, false)));
     } else {
       out += Turn("assistant", content);
     }
@@ -105,7 +108,8 @@ std::string RenderQwen3(const std::vector<ChatMessage>& messages) {
 }
 
 std::string LlamaTurn(std::string_view role, std::string_view content) {
-  return fmt::format("<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>", role, Strip(content));
+  return fmt::format("<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>", role,
+                     Strip(content));
 }
 
 std::string RenderLlama3(const std::vector<ChatMessage>& messages, const ChatOptions& options) {
@@ -118,9 +122,11 @@ std::string RenderLlama31(const std::vector<ChatMessage>& messages, const ChatOp
   const bool system = messages[0].role == "system";
   std::string out = options.bos;
   out += fmt::format(
-      "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: {}\n\n{}<|eot_id|>",
+      "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday "
+      "Date: {}\n\n{}<|eot_id|>",
       options.date, system ? Strip(messages[0].content) : std::string_view());
-  for (size_t i = system ? 1 : 0; i < messages.size(); ++i) out += LlamaTurn(messages[i].role, messages[i].content);
+  for (size_t i = system ? 1 : 0; i < messages.size(); ++i)
+    out += LlamaTurn(messages[i].role, messages[i].content);
   return out;
 }
 
@@ -128,14 +134,22 @@ std::string RenderLlama31(const std::vector<ChatMessage>& messages, const ChatOp
 
 std::string_view ChatFormatName(ChatFormat format) {
   switch (format) {
-    case ChatFormat::kChatMl: return "chatml";
-    case ChatFormat::kSmolLm2: return "smollm2";
-    case ChatFormat::kQwen2: return "qwen2";
-    case ChatFormat::kQwen25: return "qwen2.5";
-    case ChatFormat::kQwen3: return "qwen3";
-    case ChatFormat::kLlama3: return "llama3";
-    case ChatFormat::kLlama31: return "llama3.1";
-    case ChatFormat::kLlama32: return "llama3.2";
+    case ChatFormat::kChatMl:
+      return "chatml";
+    case ChatFormat::kSmolLm2:
+      return "smollm2";
+    case ChatFormat::kQwen2:
+      return "qwen2";
+    case ChatFormat::kQwen25:
+      return "qwen2.5";
+    case ChatFormat::kQwen3:
+      return "qwen3";
+    case ChatFormat::kLlama3:
+      return "llama3";
+    case ChatFormat::kLlama31:
+      return "llama3.1";
+    case ChatFormat::kLlama32:
+      return "llama3.2";
   }
   return "";
 }
@@ -146,35 +160,53 @@ Result<ChatFormat> FindChatFormat(std::string_view template_text) {
     if (hash == known.sha256) return known.format;
   }
   return Unsupported(
-      "the chat template with SHA-256 {} is not one that is built in (chatml, smollm2, qwen2, qwen2.5, qwen3, llama3, "
-      "llama3.1, llama3.2); render the chat yourself and pass token IDs as the prompt of /v1/completions, or text there",
+      "the chat template with SHA-256 {} is not one that is built in (chatml, smollm2, qwen2, "
+      "qwen2.5, qwen3, llama3, "
+      "llama3.1, llama3.2); render the chat yourself and pass token IDs as the prompt of "
+      "/v1/completions, or text there",
       hash);
 }
 
-Result<std::string> RenderChat(ChatFormat format, const std::vector<ChatMessage>& messages, const ChatOptions& options) {
+Result<std::string> RenderChat(ChatFormat format, const std::vector<ChatMessage>& messages,
+                               const ChatOptions& options) {
   if (messages.empty()) return InvalidArgument("messages is empty");
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& m = messages[i];
     if (m.role != "system" && m.role != "user" && m.role != "assistant") {
-      return InvalidArgument("messages[{}].role is \"{}\"; system, user and assistant are built", i, Printable(m.role));
+      return InvalidArgument("messages[{}].role is \"{}\"; system, user and assistant are built", i,
+                             Printable(m.role));
     }
-    if (Status s = CheckUtf8(m.content); !s.ok()) return s.Annotate(fmt::format("messages[{}].content", i));
+    if (Status s = CheckUtf8(m.content); !s.ok())
+      return s.Annotate(fmt::format("messages[{}].content", i));
   }
-  const bool llama = format == ChatFormat::kLlama3 || format == ChatFormat::kLlama31 || format == ChatFormat::kLlama32;
+  const bool llama = format == ChatFormat::kLlama3 || format == ChatFormat::kLlama31 ||
+                     format == ChatFormat::kLlama32;
   std::string out;
   switch (format) {
-    case ChatFormat::kChatMl: out = RenderChatMl(messages, nullptr); break;
+    case ChatFormat::kChatMl:
+      out = RenderChatMl(messages, nullptr);
+      break;
     case ChatFormat::kSmolLm2:
-      out = RenderChatMl(messages, "You are a helpful AI assistant named SmolLM, trained by Hugging Face");
+      out = RenderChatMl(messages,
+                         "You are a helpful AI assistant named SmolLM, trained by Hugging Face");
       break;
-    case ChatFormat::kQwen2: out = RenderChatMl(messages, "You are a helpful assistant."); break;
+    case ChatFormat::kQwen2:
+      out = RenderChatMl(messages, "You are a helpful assistant.");
+      break;
     case ChatFormat::kQwen25:
-      out = RenderChatMl(messages, "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.");
+      out = RenderChatMl(messages,
+                         "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.");
       break;
-    case ChatFormat::kQwen3: out = RenderQwen3(messages); break;
-    case ChatFormat::kLlama3: out = RenderLlama3(messages, options); break;
+    case ChatFormat::kQwen3:
+      out = RenderQwen3(messages);
+      break;
+    case ChatFormat::kLlama3:
+      out = RenderLlama3(messages, options);
+      break;
     case ChatFormat::kLlama31:
-    case ChatFormat::kLlama32: out = RenderLlama31(messages, options); break;
+    case ChatFormat::kLlama32:
+      out = RenderLlama31(messages, options);
+      break;
   }
   if (options.add_generation_prompt) {
     out += llama ? "<|start_header_id|>assistant<|end_header_id|>\n\n" : "<|im_start|>assistant\n";

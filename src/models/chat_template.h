@@ -1,9 +1,9 @@
 #pragma once
 
 // Chat templates: messages to the prompt text that a model was trained on. A template is a Jinja
-// program; Tare runs none. It knows the published ones by the SHA-256 of their text and renders them
-// natively; an unknown one is refused with the way to pass token IDs instead, since a nearly right
-// prompt shifts every logprob without any sign.
+// program; Tare runs none. It knows the published ones by the SHA-256 of their text and renders
+// them natively; an unknown one is refused with the way to pass token IDs instead, since a nearly
+// right prompt shifts every logprob without any sign.
 
 #include <string>
 #include <string_view>
@@ -18,7 +18,7 @@ enum class ChatFormat : uint8_t {
   kSmolLm2,  // ChatML, default system message of SmolLM2
   kQwen2,
   kQwen25,
-  kQwen3,    // drops reasoning of earlier turns' assistants
+  kQwen3,  // drops reasoning of earlier turns' assistants
   kLlama3,
   kLlama31,  // also 3.3
   kLlama32,

@@ -29,7 +29,8 @@ TEST(ChatTemplateTest, SameTextAsJinja) {
     bool found = false;
     for (int f = 0; f <= static_cast<int>(ChatFormat::kLlama32); ++f) {
       if (name.starts_with(ChatFormatName(static_cast<ChatFormat>(f))) &&
-          ChatFormatName(static_cast<ChatFormat>(f)).size() >= (found ? ChatFormatName(format).size() : 0)) {
+          ChatFormatName(static_cast<ChatFormat>(f)).size() >=
+              (found ? ChatFormatName(format).size() : 0)) {
         format = static_cast<ChatFormat>(f);
         found = true;
       }
@@ -37,14 +38,17 @@ TEST(ChatTemplateTest, SameTextAsJinja) {
     ASSERT_TRUE(found) << name;
     formats.insert(name);
     std::vector<ChatMessage> messages;
-    for (const Json& m : item["messages"]) messages.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
+    for (const Json& m : item["messages"])
+      messages.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
     ChatOptions options;
     options.add_generation_prompt = item["add_generation_prompt"].get<bool>();
-    if (item.contains("enable_thinking")) options.enable_thinking = item["enable_thinking"].get<bool>();
+    if (item.contains("enable_thinking"))
+      options.enable_thinking = item["enable_thinking"].get<bool>();
     if (item.contains("date_string")) options.date = item["date_string"].get<std::string>();
     auto rendered = RenderChat(format, messages, options);
     ASSERT_TRUE(rendered.ok());
-    EXPECT_EQ(*rendered, item["rendered"].get<std::string>()) << name << " " << item["messages"].dump();
+    EXPECT_EQ(*rendered, item["rendered"].get<std::string>())
+        << name << " " << item["messages"].dump();
   }
   EXPECT_EQ(formats.size(), 9u);
 }

@@ -24,33 +24,39 @@ class Reader {
     return InvalidArgument("{}: {} {}", where_, key, what);
   }
 
-  Result<int64_t> Int(const char* key, int64_t low, int64_t high, std::optional<int64_t> fallback = {}) {
+  Result<int64_t> Int(const char* key, int64_t low, int64_t high,
+                      std::optional<int64_t> fallback = {}) {
     const Json* value = Find(key);
     if (value == nullptr) {
       if (fallback) return *fallback;
       return Bad(key, fmt::format("is missing; an integer from {} to {} is expected", low, high));
     }
-    if (!value->is_number_integer() || (value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX) ||
+    if (!value->is_number_integer() ||
+        (value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX) ||
         value->get<int64_t>() < low || value->get<int64_t>() > high) {
-      return Bad(key, fmt::format("is {}; an integer from {} to {} is expected", Printable(value->dump()), low, high));
+      return Bad(key, fmt::format("is {}; an integer from {} to {} is expected",
+                                  Printable(value->dump()), low, high));
     }
     return value->get<int64_t>();
   }
-  Result<double> Number(const char* key, double low, double high, std::optional<double> fallback = {}) {
+  Result<double> Number(const char* key, double low, double high,
+                        std::optional<double> fallback = {}) {
     const Json* value = Find(key);
     if (value == nullptr) {
       if (fallback) return *fallback;
       return Bad(key, fmt::format("is missing; a number from {} to {} is expected", low, high));
     }
     if (!value->is_number() || !(value->get<double>() >= low && value->get<double>() <= high)) {
-      return Bad(key, fmt::format("is {}; a number from {} to {} is expected", Printable(value->dump()), low, high));
+      return Bad(key, fmt::format("is {}; a number from {} to {} is expected",
+                                  Printable(value->dump()), low, high));
     }
     return value->get<double>();
   }
   Result<bool> Bool(const char* key, bool fallback) {
     const Json* value = Find(key);
     if (value == nullptr) return fallback;
-    if (!value->is_boolean()) return Bad(key, fmt::format("is {}; true or false is expected", Printable(value->dump())));
+    if (!value->is_boolean())
+      return Bad(key, fmt::format("is {}; true or false is expected", Printable(value->dump())));
     return value->get<bool>();
   }
   Result<std::string> Text(const char* key, std::optional<std::string> fallback = {}) {
@@ -59,31 +65,60 @@ class Reader {
       if (fallback) return *fallback;
       return Bad(key, "is missing");
     }
-    if (!value->is_string()) return Bad(key, fmt::format("is {}; a string is expected", Printable(value->dump())));
+    if (!value->is_string())
+      return Bad(key, fmt::format("is {}; a string is expected", Printable(value->dump())));
     return value->get<std::string>();
   }
   // A key that would change values unless it has this one.
   Status Must(const char* key, const Json& expected) {
     const Json* value = Find(key);
     if (value == nullptr || *value == expected) return Ok();
-    return Unsupported("{}: {} is {}; only {} is built", where_, key, Printable(value->dump()), expected.dump());
+    return Unsupported("{}: {} is {}; only {} is built", where_, key, Printable(value->dump()),
+                       expected.dump());
   }
 
   // Keys that were neither read nor known to be without effect on a value.
   Status RefuseTheRest() const {
-    static const auto* harmless = new std::set<std::string_view>{
-        "_name_or_path", "architectures", "model_type", "use_cache", "initializer_range", "pad_token_id",
-        "unk_token_id", "attention_dropout", "resid_pdrop", "router_aux_loss_coef", "output_router_logits",
-        "router_jitter_noise", "pretraining_tp", "output_attentions", "output_hidden_states", "return_dict",
-        "use_bfloat16", "torchscript", "is_llama_config", "license", "chat_template", "tokenizer_class",
-        "auto_map", "task_specific_params", "decoder_start_token_id", "max_length", "min_length",
-        "do_sample", "temperature", "top_k", "top_p", "num_return_sequences", "problem_type"};
+    static const auto* harmless = new std::set<std::string_view>{"_name_or_path",
+                                                                 "architectures",
+                                                                 "model_type",
+                                                                 "use_cache",
+                                                                 "initializer_range",
+                                                                 "pad_token_id",
+                                                                 "unk_token_id",
+                                                                 "attention_dropout",
+                                                                 "resid_pdrop",
+                                                                 "router_aux_loss_coef",
+                                                                 "output_router_logits",
+                                                                 "router_jitter_noise",
+                                                                 "pretraining_tp",
+                                                                 "output_attentions",
+                                                                 "output_hidden_states",
+                                                                 "return_dict",
+                                                                 "use_bfloat16",
+                                                                 "torchscript",
+                                                                 "is_llama_config",
+                                                                 "license",
+                                                                 "chat_template",
+                                                                 "tokenizer_class",
+                                                                 "auto_map",
+                                                                 "task_specific_params",
+                                                                 "decoder_start_token_id",
+                                                                 "max_length",
+                                                                 "min_length",
+                                                                 "do_sample",
+                                                                 "temperature",
+                                                                 "top_k",
+                                                                 "top_p",
+                                                                 "num_return_sequences",
+                                                                 "problem_type"};
     for (const auto& [key, value] : object_.items()) {
       if (read_.contains(key) || harmless->contains(key) || key.starts_with("transformers") ||
           key.starts_with("_") || value.is_null()) {
         continue;
       }
-      return Unsupported("{}: key \"{}\" is not understood; it may change the model's values", where_, Printable(key));
+      return Unsupported("{}: key \"{}\" is not understood; it may change the model's values",
+                         where_, Printable(key));
     }
     return Ok();
   }
@@ -100,7 +135,8 @@ Status ReadTokenIds(Reader& reader, const char* key, int64_t vocab, std::vector<
   const Json list = value->is_array() ? *value : Json::array({*value});
   for (const Json& id : list) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab) {
-      return reader.Bad(key, fmt::format("is {}; token ids below {} are expected", Printable(value->dump()), vocab));
+      return reader.Bad(key, fmt::format("is {}; token ids below {} are expected",
+                                         Printable(value->dump()), vocab));
     }
     out->push_back(static_cast<int32_t>(id.get<int64_t>()));
   }
@@ -142,26 +178,31 @@ Status ReadRope(Reader& top, ModelConfig* config) {
       rope.scaling = ops::rope::Scaling::kLlama3;
       TARE_ASSIGN_OR_RETURN(rope.low_freq_factor, r.Number("low_freq_factor", 1e-3, 1e6));
       TARE_ASSIGN_OR_RETURN(rope.high_freq_factor, r.Number("high_freq_factor", 1e-3, 1e6));
-      TARE_ASSIGN_OR_RETURN(rope.original_max_position, r.Int("original_max_position_embeddings", 1, far));
+      TARE_ASSIGN_OR_RETURN(rope.original_max_position,
+                            r.Int("original_max_position_embeddings", 1, far));
       if (rope.high_freq_factor <= rope.low_freq_factor) {
         return r.Bad("high_freq_factor", "is not above low_freq_factor");
       }
     } else if (type == "yarn") {
       rope.scaling = ops::rope::Scaling::kYarn;
-      TARE_ASSIGN_OR_RETURN(rope.original_max_position,
-                            r.Int("original_max_position_embeddings", 1, far, config->max_positions));
+      TARE_ASSIGN_OR_RETURN(rope.original_max_position, r.Int("original_max_position_embeddings", 1,
+                                                              far, config->max_positions));
       TARE_ASSIGN_OR_RETURN(rope.beta_fast, r.Number("beta_fast", 1e-3, 1e6, 32.0));
       TARE_ASSIGN_OR_RETURN(rope.beta_slow, r.Number("beta_slow", 1e-3, 1e6, 1.0));
       TARE_ASSIGN_OR_RETURN(rope.attention_factor, r.Number("attention_factor", 0.0, 1e3, 0.0));
       TARE_RETURN_IF_ERROR(r.Must("truncate", true));
     } else {
-      return Unsupported("config.json: rope type \"{}\"; default, linear, llama3 and yarn are built", Printable(type));
+      return Unsupported(
+          "config.json: rope type \"{}\"; default, linear, llama3 and yarn are built",
+          Printable(type));
     }
     TARE_RETURN_IF_ERROR(r.RefuseTheRest());
   }
   rope.rotary_dim = static_cast<int64_t>(partial * static_cast<double>(config->head_dim));
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
-    return top.Bad("partial_rotary_factor", fmt::format("gives {} rotary dimensions; an even number is expected", rope.rotary_dim));
+    return top.Bad(
+        "partial_rotary_factor",
+        fmt::format("gives {} rotary dimensions; an even number is expected", rope.rotary_dim));
   }
   return Ok();
 }
@@ -183,11 +224,13 @@ Status ReadWindows(Reader& r, ModelConfig* config) {
     }
     for (int64_t l = 0; l < layers; ++l) {
       if ((*types)[l] == "sliding_attention") {
-        if (window == 0) return r.Bad("sliding_window", "is missing, though layer_types has sliding_attention");
+        if (window == 0)
+          return r.Bad("sliding_window", "is missing, though layer_types has sliding_attention");
         config->layers[l].window = window;
       } else if ((*types)[l] != "full_attention") {
-        return Unsupported("config.json: layer_types[{}] is {}; full_attention and sliding_attention are built", l,
-                           Printable((*types)[l].dump()));
+        return Unsupported(
+            "config.json: layer_types[{}] is {}; full_attention and sliding_attention are built", l,
+            Printable((*types)[l].dump()));
       }
     }
     return Ok();
@@ -220,12 +263,14 @@ Status ReadExperts(Reader& r, ModelConfig* config) {
     for (const Json& l : *dense) {
       if (!l.is_number_integer() || l.get<int64_t>() < 0 ||
           l.get<int64_t>() >= static_cast<int64_t>(config->layers.size())) {
-        return r.Bad("mlp_only_layers", fmt::format("holds {}; layer numbers are expected", Printable(l.dump())));
+        return r.Bad("mlp_only_layers",
+                     fmt::format("holds {}; layer numbers are expected", Printable(l.dump())));
       }
       config->layers[l.get<int64_t>()].moe = false;
     }
   }
-  for (const char* key : {"shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts"}) {
+  for (const char* key :
+       {"shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts"}) {
     TARE_RETURN_IF_ERROR(r.Must(key, 0));
   }
   return Ok();
@@ -244,11 +289,14 @@ Result<ModelConfig> ParseConfig(const Json& json) {
   c.architecture = (*names)[0].get<std::string>();
   const auto is = [&](const char* name) { return c.architecture == name; };
   const bool mini = is("TareMiniForCausalLM");
-  const bool qwen2 = is("Qwen2ForCausalLM"), qwen3 = is("Qwen3ForCausalLM"), qwen3_moe = is("Qwen3MoeForCausalLM");
+  const bool qwen2 = is("Qwen2ForCausalLM"), qwen3 = is("Qwen3ForCausalLM"),
+             qwen3_moe = is("Qwen3MoeForCausalLM");
   const bool mixtral = is("MixtralForCausalLM");
-  if (!mini && !qwen2 && !qwen3 && !qwen3_moe && !mixtral && !is("LlamaForCausalLM") && !is("MistralForCausalLM")) {
+  if (!mini && !qwen2 && !qwen3 && !qwen3_moe && !mixtral && !is("LlamaForCausalLM") &&
+      !is("MistralForCausalLM")) {
     return Unsupported(
-        "config.json: architecture \"{}\"; built are LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, "
+        "config.json: architecture \"{}\"; built are LlamaForCausalLM, MistralForCausalLM, "
+        "MixtralForCausalLM, "
         "Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM and TareMiniForCausalLM",
         Printable(c.architecture));
   }
@@ -261,7 +309,8 @@ Result<ModelConfig> ParseConfig(const Json& json) {
   } else if (dtype == "float16") {
     c.dtype = DType::kF16;
   } else {
-    return Unsupported("config.json: dtype \"{}\"; bfloat16, float16 and float32 are built", Printable(dtype));
+    return Unsupported("config.json: dtype \"{}\"; bfloat16, float16 and float32 are built",
+                       Printable(dtype));
   }
   c.residual_dtype = c.dtype;
   const int64_t wide = int64_t{1} << 24;
@@ -272,7 +321,8 @@ Result<ModelConfig> ParseConfig(const Json& json) {
   TARE_ASSIGN_OR_RETURN(c.q_heads, r.Int("num_attention_heads", 1, 4096));
   TARE_ASSIGN_OR_RETURN(c.kv_heads, r.Int("num_key_value_heads", 1, c.q_heads, c.q_heads));
   if (c.q_heads % c.kv_heads != 0) {
-    return r.Bad("num_key_value_heads", fmt::format("is {}, which does not divide {} query heads", c.kv_heads, c.q_heads));
+    return r.Bad("num_key_value_heads",
+                 fmt::format("is {}, which does not divide {} query heads", c.kv_heads, c.q_heads));
   }
   const bool divides = c.hidden % c.q_heads == 0;
   if (divides) {
@@ -288,7 +338,9 @@ Result<ModelConfig> ParseConfig(const Json& json) {
   c.norm_eps = static_cast<float>(eps);
   TARE_ASSIGN_OR_RETURN(c.tied, r.Bool("tie_word_embeddings", false));
   TARE_ASSIGN_OR_RETURN(const std::string act, r.Text("hidden_act", "silu"));
-  if (act != "silu") return Unsupported("config.json: hidden_act \"{}\"; silu is built for these models", Printable(act));
+  if (act != "silu")
+    return Unsupported("config.json: hidden_act \"{}\"; silu is built for these models",
+                       Printable(act));
   TARE_ASSIGN_OR_RETURN(c.intermediate, r.Int("intermediate_size", 1, wide));
 
   TARE_ASSIGN_OR_RETURN(const bool attention_bias, r.Bool("attention_bias", false));
@@ -296,7 +348,8 @@ Result<ModelConfig> ParseConfig(const Json& json) {
   // Llama and Qwen3 put the bias on the output projection too; Qwen2 never has one there.
   c.o_bias = attention_bias && !qwen2;
   TARE_ASSIGN_OR_RETURN(c.mlp_bias, r.Bool("mlp_bias", false));
-  if (c.mlp_bias && !is("LlamaForCausalLM")) return Unsupported("config.json: mlp_bias with {}", c.architecture);
+  if (c.mlp_bias && !is("LlamaForCausalLM"))
+    return Unsupported("config.json: mlp_bias with {}", c.architecture);
   c.qk_norm = qwen3 || qwen3_moe || mini;
 
   if (mini) {
@@ -305,7 +358,8 @@ Result<ModelConfig> ParseConfig(const Json& json) {
         return r.Bad("attention_sinks", fmt::format("is not a list of {} entries", layers));
       }
       for (int64_t l = 0; l < layers; ++l) {
-        if (!(*sinks)[l].is_boolean()) return r.Bad("attention_sinks", "holds something else than true and false");
+        if (!(*sinks)[l].is_boolean())
+          return r.Bad("attention_sinks", "holds something else than true and false");
         c.layers[l].sink = (*sinks)[l].get<bool>();
       }
     }
@@ -315,7 +369,9 @@ Result<ModelConfig> ParseConfig(const Json& json) {
     }
     c.segments = static_cast<int32_t>(segments);
     TARE_ASSIGN_OR_RETURN(const std::string version, r.Text("tare_mini_version", ""));
-    if (version != "mini-1") return Unsupported("config.json: tare_mini_version \"{}\"; mini-1 is built", Printable(version));
+    if (version != "mini-1")
+      return Unsupported("config.json: tare_mini_version \"{}\"; mini-1 is built",
+                         Printable(version));
   }
   TARE_RETURN_IF_ERROR(ReadRope(r, &c));
   TARE_RETURN_IF_ERROR(ReadWindows(r, &c));

@@ -11,11 +11,24 @@ namespace {
 using ::testing::HasSubstr;
 
 Json Base(const char* architecture) {
-  return Json{{"architectures", Json::array({architecture})}, {"model_type", "x"}, {"vocab_size", 1000}, {"hidden_size", 64},
-              {"intermediate_size", 128}, {"num_hidden_layers", 4}, {"num_attention_heads", 4}, {"num_key_value_heads", 2},
-              {"max_position_embeddings", 4096}, {"rms_norm_eps", 1e-5}, {"rope_theta", 100000.0}, {"hidden_act", "silu"},
-              {"tie_word_embeddings", true}, {"torch_dtype", "bfloat16"}, {"use_cache", true}, {"transformers_version", "4.0"},
-              {"bos_token_id", 1}, {"eos_token_id", Json::array({2, 3})}};
+  return Json{{"architectures", Json::array({architecture})},
+              {"model_type", "x"},
+              {"vocab_size", 1000},
+              {"hidden_size", 64},
+              {"intermediate_size", 128},
+              {"num_hidden_layers", 4},
+              {"num_attention_heads", 4},
+              {"num_key_value_heads", 2},
+              {"max_position_embeddings", 4096},
+              {"rms_norm_eps", 1e-5},
+              {"rope_theta", 100000.0},
+              {"hidden_act", "silu"},
+              {"tie_word_embeddings", true},
+              {"torch_dtype", "bfloat16"},
+              {"use_cache", true},
+              {"transformers_version", "4.0"},
+              {"bos_token_id", 1},
+              {"eos_token_id", Json::array({2, 3})}};
 }
 ModelConfig Parsed(const Json& json) {
   auto c = ParseConfig(json);
@@ -41,14 +54,20 @@ TEST(ConfigTest, Llama) {
 
 TEST(ConfigTest, RopeScalingInBothSpellings) {
   Json j = Base("LlamaForCausalLM");
-  j["rope_scaling"] = Json{{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+  j["rope_scaling"] = Json{{"rope_type", "llama3"},
+                           {"factor", 8.0},
+                           {"low_freq_factor", 1.0},
+                           {"high_freq_factor", 4.0},
                            {"original_max_position_embeddings", 8192}};
   ModelConfig c = Parsed(j);
   EXPECT_EQ(c.rope.scaling, ops::rope::Scaling::kLlama3);
   EXPECT_EQ(c.rope.factor, 8.0);
   j.erase("rope_scaling");
   j.erase("rope_theta");
-  j["rope_parameters"] = Json{{"rope_type", "yarn"}, {"factor", 4.0}, {"rope_theta", 1e6}, {"original_max_position_embeddings", 32768}};
+  j["rope_parameters"] = Json{{"rope_type", "yarn"},
+                              {"factor", 4.0},
+                              {"rope_theta", 1e6},
+                              {"original_max_position_embeddings", 32768}};
   c = Parsed(j);
   EXPECT_EQ(c.rope.scaling, ops::rope::Scaling::kYarn);
   EXPECT_EQ(c.rope.theta, 1e6);
@@ -105,14 +124,16 @@ TEST(ConfigTest, MistralAndMixtral) {
 }
 
 TEST(ConfigTest, RefusesByName) {
-  const auto message = [](const char* key, Json value, const char* architecture = "LlamaForCausalLM") {
+  const auto message = [](const char* key, Json value,
+                          const char* architecture = "LlamaForCausalLM") {
     Json j = Base(architecture);
     j[key] = std::move(value);
     auto c = ParseConfig(j);
     EXPECT_FALSE(c.ok()) << key;
     return c.ok() ? std::string() : c.status().ToString();
   };
-  EXPECT_THAT(message("architectures", Json::array({"GPT2LMHeadModel"})), HasSubstr("GPT2LMHeadModel"));
+  EXPECT_THAT(message("architectures", Json::array({"GPT2LMHeadModel"})),
+              HasSubstr("GPT2LMHeadModel"));
   EXPECT_THAT(message("quantization_config", Json{{"bits", 4}}), HasSubstr("quantization_config"));
   EXPECT_THAT(message("final_logit_softcapping", 30.0), HasSubstr("final_logit_softcapping"));
   EXPECT_THAT(message("hidden_act", "gelu"), HasSubstr("gelu"));
@@ -125,10 +146,12 @@ TEST(ConfigTest, RefusesByName) {
   EXPECT_THAT(message("head_dim", 40), HasSubstr("head_dim"));
   EXPECT_THAT(message("torch_dtype", "int8"), HasSubstr("int8"));
   EXPECT_THAT(message("eos_token_id", 1000), HasSubstr("eos_token_id"));
-  EXPECT_THAT(message("rope_scaling", Json{{"rope_type", "longrope"}, {"factor", 2.0}}), HasSubstr("longrope"));
+  EXPECT_THAT(message("rope_scaling", Json{{"rope_type", "longrope"}, {"factor", 2.0}}),
+              HasSubstr("longrope"));
   EXPECT_THAT(message("layer_types", Json::array({"full_attention"})), HasSubstr("layer_types"));
   EXPECT_THAT(message("rope_interleaved", true), HasSubstr("rope_interleaved"));
-  EXPECT_THAT(message("attention_sinks", Json::array({true})), HasSubstr("attention_sinks")) << "only MINI has them";
+  EXPECT_THAT(message("attention_sinks", Json::array({true})), HasSubstr("attention_sinks"))
+      << "only MINI has them";
   EXPECT_FALSE(ParseConfig(Json::array()).ok());
 }
 

@@ -1,5 +1,5 @@
-// One feature at a time on two layers: present on both sides no bit differs; missing or wrong on one
-// side it shows, from the position where it must, and no precision setting cures it.
+// One feature at a time on two layers: present on both sides no bit differs; missing or wrong on
+// one side it shows, from the position where it must, and no precision setting cures it.
 
 #include <gtest/gtest.h>
 
@@ -38,12 +38,14 @@ Model Make(const ModelConfig& c) {
   return *std::move(model);
 }
 
-std::vector<float> Score(const ModelConfig& c, int64_t length, fault::Side side = fault::Side::kNone) {
+std::vector<float> Score(const ModelConfig& c, int64_t length,
+                         fault::Side side = fault::Side::kNone) {
   const Model model = Make(c);
   Context context(1);
   context.ctx.side = side;
   ScoreSequence s;
-  for (int64_t i = 0; i < length; ++i) s.tokens.push_back(static_cast<int32_t>((i * 89 + 17) % c.vocab));
+  for (int64_t i = 0; i < length; ++i)
+    s.tokens.push_back(static_cast<int32_t>((i * 89 + 17) % c.vocab));
   auto result = ScoreSequences(context.ctx, model, {s}, {}, &context.scratch);
   TARE_CHECK(result.ok()) << result.status().ToString();
   return result->logprob[0];
@@ -75,8 +77,8 @@ ModelConfig With(ModelConfig c, bool window, bool sink) {
   return c;
 }
 
-// NUM-18, NUM-20: each feature alone changes values, so a side that lacks it is seen; and it is the same
-// on both sides when both have it.
+// NUM-18, NUM-20: each feature alone changes values, so a side that lacks it is seen; and it is the
+// same on both sides when both have it.
 TEST(FeatureTest, EachFeatureAloneIsSeenAndAgreesWithItself) {
   const std::vector<std::pair<const char*, ModelConfig>> features = [] {
     std::vector<std::pair<const char*, ModelConfig>> out;
@@ -108,8 +110,8 @@ TEST(FeatureTest, EachFeatureAloneIsSeenAndAgreesWithItself) {
   }
 }
 
-// NUM-21: the pattern of the external case. A window alone agrees; with the sink on one side only the
-// values part; with the sink on both sides they agree again.
+// NUM-21: the pattern of the external case. A window alone agrees; with the sink on one side only
+// the values part; with the sink on both sides they agree again.
 TEST(FeatureTest, OneSidedSinkPartsAndTwoSidedAgrees) {
   const std::vector<float> window = Score(With(Plain(), true, false), 48);
   const std::vector<float> sink = Score(With(Plain(), true, true), 48);
@@ -123,25 +125,33 @@ TEST(FeatureTest, OneSidedSinkPartsAndTwoSidedAgrees) {
 // NUM-19: a missing term is semantic; more precision does not take the difference away.
 TEST(FeatureTest, PrecisionDoesNotCureAMissingSink) {
   const auto gap = [](DType dtype) {
-    return Between(Score(With(Plain(dtype), true, false), 48), Score(With(Plain(dtype), true, true), 48)).largest;
+    return Between(Score(With(Plain(dtype), true, false), 48),
+                   Score(With(Plain(dtype), true, true), 48))
+        .largest;
   };
   const double bf16 = gap(DType::kBF16), f32 = gap(DType::kF32);
   EXPECT_GT(f32, 0.5 * bf16);
   // What precision does cure: two sides with the same features.
-  const double rounding = Between(Score(With(Plain(DType::kBF16), true, true), 48), Score(With(Plain(DType::kF32), true, true), 48)).largest;
+  const double rounding = Between(Score(With(Plain(DType::kBF16), true, true), 48),
+                                  Score(With(Plain(DType::kF32), true, true), 48))
+                              .largest;
   EXPECT_GT(f32, 2 * rounding);
 }
 
-// H17: a window off by one shows at position `window` and nowhere before; a sequence no longer than the
-// window cannot show it, so it proves nothing about the window.
+// H17: a window off by one shows at position `window` and nowhere before; a sequence no longer than
+// the window cannot show it, so it proves nothing about the window.
 TEST(FeatureTest, H17WindowShowsOnlyBeyondTheWindow) {
   const ModelConfig c = With(Plain(), true, false);
   const std::vector<float> right = Score(c, 48, fault::Side::kTrainer);
   fault::Scoped fault("attention.window_off_by_one@rollout");
-  EXPECT_EQ(Between(right, Score(c, 48, fault::Side::kTrainer)).count, 0) << "the fault is on the other side";
+  EXPECT_EQ(Between(right, Score(c, 48, fault::Side::kTrainer)).count, 0)
+      << "the fault is on the other side";
   const Difference d = Between(right, Score(c, 48, fault::Side::kRollout));
   EXPECT_EQ(d.first, kWindow);
-  EXPECT_EQ(Between(Score(c, kWindow, fault::Side::kTrainer), Score(c, kWindow, fault::Side::kRollout)).count, 0);
+  EXPECT_EQ(
+      Between(Score(c, kWindow, fault::Side::kTrainer), Score(c, kWindow, fault::Side::kRollout))
+          .count,
+      0);
 }
 
 TEST(FeatureTest, H17MissingSinkShowsFromTheStart) {
@@ -208,9 +218,10 @@ TEST(FeatureTest, PlantedFaultsOfOneSideAreSeen) {
   ModelConfig c = MiniConfig();
   const std::vector<float> right = Score(c, 300, fault::Side::kTrainer);
   EXPECT_EQ(Between(right, Score(c, 300, fault::Side::kRollout)).count, 0);
-  for (const char* name : {"rmsnorm.epsilon", "rmsnorm.late_cast", "rope.positions_bf16", "rope.cast_before_rotate",
-                           "gate.cast_before_multiply", "logprob.logits_bf16", "router.ties_highest_index",
-                           "combine.last_slot_dropped", "attention.window_off_by_one", "attention.sink_missing"}) {
+  for (const char* name :
+       {"rmsnorm.epsilon", "rmsnorm.late_cast", "rope.positions_bf16", "rope.cast_before_rotate",
+        "gate.cast_before_multiply", "logprob.logits_bf16", "router.ties_highest_index",
+        "combine.last_slot_dropped", "attention.window_off_by_one", "attention.sink_missing"}) {
     fault::Scoped fault(std::string(name) + "@rollout");
     EXPECT_GT(Between(right, Score(c, 300, fault::Side::kRollout)).count, 0) << name;
     EXPECT_EQ(Between(right, Score(c, 300, fault::Side::kTrainer)).count, 0) << name;

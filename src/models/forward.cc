@@ -43,7 +43,8 @@ Wanted Collect(const Batch& batch, const BatchLayout& layout) {
 
 class Head {
  public:
-  Head(const ops::Ctx& ctx, const Model& model, Scratch* scratch) : ctx_(ctx), model_(model), scratch_(scratch) {}
+  Head(const ops::Ctx& ctx, const Model& model, Scratch* scratch)
+      : ctx_(ctx), model_(model), scratch_(scratch) {}
 
   // The stream's last norm at `rows` alone: gathered x and h, [rows.size(), H].
   Result<Tensor> NormAt(const Tensor& x, const Tensor& h, std::span<const int64_t> rows) {
@@ -65,17 +66,22 @@ class Head {
   }
 
   Status Logits(const void* x, int64_t rows, void* y) {
-    return RunLinear(ctx_, model_, HeadParams(model_.config()), model_.head(), -1, x, rows, y, scratch_);
+    return RunLinear(ctx_, model_, HeadParams(model_.config()), model_.head(), -1, x, rows, y,
+                     scratch_);
   }
 
   // Logprobs of entries [first, first + rows) of `w` from their logits.
-  Status Logprob(const Wanted& w, int64_t first, int64_t rows, const void* logits, Tensor* out, Tensor* entropy,
-                 Tensor* max, Tensor* log_sum) {
-    const auto at = [&](Tensor* t) { return t == nullptr ? nullptr : static_cast<float*>(t->mutable_data()) + first; };
-    TARE_ASSIGN_OR_RETURN(const Tensor targets, ToDevice(w.targets.data() + first, DType::kI32, {rows}, ctx_.device));
+  Status Logprob(const Wanted& w, int64_t first, int64_t rows, const void* logits, Tensor* out,
+                 Tensor* entropy, Tensor* max, Tensor* log_sum) {
+    const auto at = [&](Tensor* t) {
+      return t == nullptr ? nullptr : static_cast<float*>(t->mutable_data()) + first;
+    };
+    TARE_ASSIGN_OR_RETURN(const Tensor targets,
+                          ToDevice(w.targets.data() + first, DType::kI32, {rows}, ctx_.device));
     Tensor temperature;
     if (w.tempered) {
-      TARE_ASSIGN_OR_RETURN(temperature, ToDevice(w.temperatures.data() + first, DType::kF32, {rows}, ctx_.device));
+      TARE_ASSIGN_OR_RETURN(
+          temperature, ToDevice(w.temperatures.data() + first, DType::kF32, {rows}, ctx_.device));
     }
     ops::logprob::Args args;
     args.rows = rows;
@@ -103,19 +109,22 @@ Status ToHost(const Tensor& t, std::vector<float>* out) {
 
 Status CheckTape(const Batch& batch, const Tape* tape) {
   if (tape == nullptr) return Ok();
-  if (batch.cache != nullptr) return InvalidArgument("a tape needs packed K and V; this batch has a cache");
+  if (batch.cache != nullptr)
+    return InvalidArgument("a tape needs packed K and V; this batch has a cache");
   return Ok();
 }
 
 }  // namespace
 
-Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Batch& batch, Scratch* scratch, Tape* tape,
-                              Tap* tap) {
+Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
+                              Scratch* scratch, Tape* tape, Tap* tap) {
   const ModelConfig& c = model.config();
   if (ctx.device != model.device()) {
-    return InvalidArgument("the context is on {}, the model on {}", DeviceName(ctx.device), DeviceName(model.device()));
+    return InvalidArgument("the context is on {}, the model on {}", DeviceName(ctx.device),
+                           DeviceName(model.device()));
   }
-  if (c.residual_dtype != c.dtype) return Unsupported("a residual stream of another dtype than the activations");
+  if (c.residual_dtype != c.dtype)
+    return Unsupported("a residual stream of another dtype than the activations");
   TARE_RETURN_IF_ERROR(CheckTape(batch, tape));
   TARE_ASSIGN_OR_RETURN(const Prepared prepared, Prepare(model, batch));
   const int64_t rows = prepared.layout.rows;
@@ -147,7 +156,8 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
   for (int64_t l = 0; l < layers; ++l) {
     Tape::Layer* saved = nullptr;
     if (tape != nullptr) saved = tape->options.recompute ? &spare : &tape->layers[l];
-    if (Status s = pass.Run(l, &x, &h, saved); !s.ok()) return s.Annotate(fmt::format("layer {}", l));
+    if (Status s = pass.Run(l, &x, &h, saved); !s.ok())
+      return s.Annotate(fmt::format("layer {}", l));
     if (saved == &spare) {
       // Only the stream at the layer's start stays, and the router's decision to check against.
       tape->layers[l].h_in = std::move(spare.h_in);
@@ -162,8 +172,8 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
   const std::string last = report.Name(static_cast<int>(layers) - 1, "");
   Head head(ctx, model, scratch);
 
-  // The last norm over all rows where a tape or a tap wants it, else at the wanted rows alone: a row
-  // does not know which.
+  // The last norm over all rows where a tape or a tap wants it, else at the wanted rows alone: a
+  // row does not know which.
   Tensor x_final;
   if (tape != nullptr || tap != nullptr) {
     Tensor h_final, rstd;
@@ -179,7 +189,8 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
     args.y = x_final.mutable_data();
     args.rstd = static_cast<float*>(rstd.mutable_data());
     TARE_RETURN_IF_ERROR(ops::rmsnorm::Forward(ctx, NormParams(c, true), args));
-    report.Emit(static_cast<int>(layers) - 1, "out", "rmsnorm", h_final, {last + "mid", last + "mlp.down_proj.out"});
+    report.Emit(static_cast<int>(layers) - 1, "out", "rmsnorm", h_final,
+                {last + "mid", last + "mlp.down_proj.out"});
     report.Emit(-1, "norm.out", "rmsnorm", x_final, {last + "out"});
     if (tape != nullptr) {
       tape->h_final = std::move(h_final);
@@ -197,7 +208,8 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
       TARE_ASSIGN_OR_RETURN(at, scratch->Get("head_x", c.dtype, {n, c.hidden}, ctx.device));
       TARE_RETURN_IF_ERROR(GatherRows(ctx, x_final, wanted.logit_rows, &at));
     }
-    TARE_ASSIGN_OR_RETURN(output.logits, scratch->Get("logits", c.logits_dtype, {n, c.vocab}, ctx.device));
+    TARE_ASSIGN_OR_RETURN(output.logits,
+                          scratch->Get("logits", c.logits_dtype, {n, c.vocab}, ctx.device));
     TARE_RETURN_IF_ERROR(head.Logits(at.data(), n, output.logits.mutable_data()));
   }
 
@@ -221,8 +233,10 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
       TARE_ASSIGN_OR_RETURN(log_sum, Tensor::Allocate(DType::kF32, {count}, ctx.device));
       if (count <= tape->options.max_logit_bytes / row_bytes) {
         kept = tape->logits;
-        if (kept.data() == nullptr || kept.shape() != Shape{count, c.vocab} || kept.device() != ctx.device) {
-          TARE_ASSIGN_OR_RETURN(kept, Tensor::Allocate(c.logits_dtype, {count, c.vocab}, ctx.device));
+        if (kept.data() == nullptr || kept.shape() != Shape{count, c.vocab} ||
+            kept.device() != ctx.device) {
+          TARE_ASSIGN_OR_RETURN(kept,
+                                Tensor::Allocate(c.logits_dtype, {count, c.vocab}, ctx.device));
         }
       }
     }
@@ -233,12 +247,14 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
       if (kept.data() != nullptr) {
         TARE_ASSIGN_OR_RETURN(logits, kept.Slice(first, first + n));
       } else {
-        TARE_ASSIGN_OR_RETURN(logits, scratch->Get("logit_block", c.logits_dtype, {block, c.vocab}, ctx.device));
+        TARE_ASSIGN_OR_RETURN(
+            logits, scratch->Get("logit_block", c.logits_dtype, {block, c.vocab}, ctx.device));
       }
       const char* from = static_cast<const char*>(at.data()) + first * c.hidden * SizeOf(c.dtype);
       TARE_RETURN_IF_ERROR(head.Logits(from, n, logits.mutable_data()));
-      TARE_RETURN_IF_ERROR(head.Logprob(wanted, first, n, logits.data(), &logprob, with_entropy ? &entropy : nullptr,
-                                        tape != nullptr ? &max : nullptr, tape != nullptr ? &log_sum : nullptr));
+      TARE_RETURN_IF_ERROR(
+          head.Logprob(wanted, first, n, logits.data(), &logprob, with_entropy ? &entropy : nullptr,
+                       tape != nullptr ? &max : nullptr, tape != nullptr ? &log_sum : nullptr));
     }
     TARE_RETURN_IF_ERROR(ToHost(logprob, &output.logprob));
     if (with_entropy) TARE_RETURN_IF_ERROR(ToHost(entropy, &output.entropy));

@@ -2,9 +2,9 @@
 
 // The one forward of Tare. Prefill, decode, scoring and training call the same function on a ragged
 // batch of token runs; what differs is where K and V come from (packed in the batch, or pages of a
-// cache) and whether a tape records. No bit of a row depends on the runs beside it, their order, the
-// chunk it came in, the page size, `row_align`, the scratch, or whether a tape or a tap is present
-// (with ctx.batch_invariance kOn).
+// cache) and whether a tape records. No bit of a row depends on the runs beside it, their order,
+// the chunk it came in, the page size, `row_align`, the scratch, or whether a tape or a tap is
+// present (with ctx.batch_invariance kOn).
 
 #include <cstdint>
 #include <functional>
@@ -51,15 +51,16 @@ struct TokenRun {
   int64_t position = 0;
   int32_t block_row = 0;  // with a cache: row of Batch::block_table
 
-  // The next token whose logprob is wanted at each row, or -1; as long as `tokens`, or empty for none.
+  // The next token whose logprob is wanted at each row, or -1; as long as `tokens`, or empty for
+  // none.
   std::span<const int32_t> targets;
   float temperature = 1.0f;  // of the logprobs; finite and above 0
   // The last rows whose whole logits are wanted: 1 to sample, tokens.size() for all.
   int64_t logit_rows = 0;
 
   // Read by a tap alone.
-  std::string name;      // of the sequence, for people
-  TokenHash history{};   // over the tokens before `position`
+  std::string name;     // of the sequence, for people
+  TokenHash history{};  // over the tokens before `position`
 };
 
 struct Batch {
@@ -69,7 +70,8 @@ struct Batch {
   std::span<const int32_t> block_table;  // [block_rows, max_pages], host memory
   int64_t block_rows = 0;
   int64_t max_pages = 0;
-  // Runs start at multiples of this many rows, zeros between (16 for the sm90-mma kernels of a GPU).
+  // Runs start at multiples of this many rows, zeros between (16 for the sm90-mma kernels of a
+  // GPU).
   int64_t row_align = 1;
   bool entropy = false;  // of the rows with a target
   // What a tap's frame says.
@@ -90,13 +92,13 @@ struct ForwardOutput {
   // One entry per target that is not -1, in order of run and row. Host memory.
   std::vector<float> logprob;
   std::vector<float> entropy;  // when Batch::entropy
-  // The rows asked for by logit_rows, in order of run and row: [count, vocab] in logits_dtype on the
-  // model's device; undefined when none. Owned by the Scratch: valid until its next use.
+  // The rows asked for by logit_rows, in order of run and row: [count, vocab] in logits_dtype on
+  // the model's device; undefined when none. Owned by the Scratch: valid until its next use.
   Tensor logits;
 };
 
-// Buffers that calls reuse, so that a decode step allocates nothing. One per thread of calls. Also the
-// workspace of device kernels.
+// Buffers that calls reuse, so that a decode step allocates nothing. One per thread of calls. Also
+// the workspace of device kernels.
 class Scratch {
  public:
   // Content unspecified. The same slot gives the same memory: what it held before is lost.
@@ -126,23 +128,23 @@ class Tape {
 
   // Internal to Forward and Backward.
   struct Layer {
-    Tensor h_in, rstd_in, x_attn;    // residual stream [T, H], its norm
-    Tensor qkv;                      // [T, qkv_width]: q and k after rope, or (qk_norm) before the norms
-    Tensor qk, rstd_q, rstd_k;       // qk_norm: [T, q_width + kv_width] after rope
+    Tensor h_in, rstd_in, x_attn;  // residual stream [T, H], its norm
+    Tensor qkv;                 // [T, qkv_width]: q and k after rope, or (qk_norm) before the norms
+    Tensor qk, rstd_q, rstd_k;  // qk_norm: [T, q_width + kv_width] after rope
     Tensor attn, lse2;
     Tensor h_mid, rstd_mid, x_mlp;
-    Tensor gate_up, act;             // [T, 2I], [T, I]; MoE: [R, ...] in routed order
+    Tensor gate_up, act;  // [T, 2I], [T, I]; MoE: [R, ...] in routed order
     Tensor router_ids, router_weights, router_probs, expert_out;  // MoE
-    ops::dispatch::Plan plan;                                    // MoE
+    ops::dispatch::Plan plan;                                     // MoE
     Tensor token_of, row_of;                                      // MoE: the plan on the device
   };
   TapeOptions options;
   BatchLayout layout;
   std::vector<Layer> layers;
   Tensor h_final, rstd_final, x_final;
-  Tensor logits;                              // of rows with a target, or undefined
-  std::vector<int64_t> target_rows;           // rows with a target, ascending
-  Tensor max, log_sum, entropy;               // f32, per entry of target_rows
+  Tensor logits;                     // of rows with a target, or undefined
+  std::vector<int64_t> target_rows;  // rows with a target, ascending
+  Tensor max, log_sum, entropy;      // f32, per entry of target_rows
   bool filled = false;
 };
 
@@ -171,12 +173,12 @@ class Gradients {
   std::vector<Tensor> final_;    // views of slot 0
 };
 
-// Runs the model. Errors: kInvalidArgument (a token outside the vocabulary, a position beyond the rope
-// tables, a block table that does not cover a run, a NaN router logit: run and row are named),
+// Runs the model. Errors: kInvalidArgument (a token outside the vocabulary, a position beyond the
+// rope tables, a block table that does not cover a run, a NaN router logit: run and row are named),
 // kUnsupported (an operator that is not built for the device), kExhausted.
 // `tape` needs a batch without cache whose runs start at position 0. `tap` may be null.
-Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Batch& batch, Scratch* scratch,
-                              Tape* tape = nullptr, Tap* tap = nullptr);
+Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
+                              Scratch* scratch, Tape* tape = nullptr, Tap* tap = nullptr);
 
 struct LossGradient {
   std::span<const float> dlogprob;  // as ForwardOutput::logprob
@@ -186,9 +188,9 @@ struct LossGradient {
 // Adds the gradients of one recorded batch into slot `batch_segment`. Sums over tokens run by units
 // (ops/units.h) in the order of the runs: a caller that cuts the global batch into micro-batches in
 // order gets the same bits for every cut. The batch and the model must be those of the Forward.
-Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch, const LossGradient& loss,
-                Tape* tape, Scratch* scratch, Gradients* gradients, int32_t batch_segment = 0,
-                Tap* tap = nullptr);
+Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
+                const LossGradient& loss, Tape* tape, Scratch* scratch, Gradients* gradients,
+                int32_t batch_segment = 0, Tap* tap = nullptr);
 
 // Adds the batch segments, then head and table of a tied embedding. Once per optimizer step.
 Status FinishGradients(const ops::Ctx& ctx, const Model& model, Gradients* gradients);

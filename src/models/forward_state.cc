@@ -9,9 +9,11 @@
 
 namespace tare::models {
 
-Result<KvCache> KvCache::Create(const ModelConfig& config, int64_t num_pages, int64_t page_size, Device device) {
+Result<KvCache> KvCache::Create(const ModelConfig& config, int64_t num_pages, int64_t page_size,
+                                Device device) {
   if (num_pages < 1 || page_size < 1) {
-    return InvalidArgument("a KV cache of {} pages of {} tokens; both must be at least 1", num_pages, page_size);
+    return InvalidArgument("a KV cache of {} pages of {} tokens; both must be at least 1",
+                           num_pages, page_size);
   }
   KvCache cache;
   cache.num_pages_ = num_pages;
@@ -27,7 +29,8 @@ Result<KvCache> KvCache::Create(const ModelConfig& config, int64_t num_pages, in
 }
 
 int64_t KvCache::BytesPerPage(const ModelConfig& config, int64_t page_size) {
-  return 2 * static_cast<int64_t>(config.layers.size()) * page_size * config.kv_width() * SizeOf(config.dtype);
+  return 2 * static_cast<int64_t>(config.layers.size()) * page_size * config.kv_width() *
+         SizeOf(config.dtype);
 }
 
 Result<BatchLayout> LayOut(const Batch& batch) {
@@ -80,13 +83,16 @@ int64_t Tape::size_bytes() const {
   int64_t total = 0;
   const auto add = [&](const Tensor& t) { total += t.size_bytes(); };
   for (const Layer& l : layers) {
-    for (const Tensor* t : {&l.h_in, &l.rstd_in, &l.x_attn, &l.qk, &l.rstd_q, &l.rstd_k, &l.qkv, &l.attn, &l.lse2,
-                            &l.h_mid, &l.rstd_mid, &l.x_mlp, &l.gate_up, &l.act, &l.router_ids, &l.router_weights,
-                            &l.router_probs, &l.expert_out, &l.token_of, &l.row_of}) {
+    for (const Tensor* t :
+         {&l.h_in,           &l.rstd_in,      &l.x_attn,     &l.qk,       &l.rstd_q,
+          &l.rstd_k,         &l.qkv,          &l.attn,       &l.lse2,     &l.h_mid,
+          &l.rstd_mid,       &l.x_mlp,        &l.gate_up,    &l.act,      &l.router_ids,
+          &l.router_weights, &l.router_probs, &l.expert_out, &l.token_of, &l.row_of}) {
       add(*t);
     }
   }
-  for (const Tensor* t : {&h_final, &rstd_final, &x_final, &logits, &max, &log_sum, &entropy}) add(*t);
+  for (const Tensor* t : {&h_final, &rstd_final, &x_final, &logits, &max, &log_sum, &entropy})
+    add(*t);
   return total;
 }
 
@@ -100,7 +106,9 @@ Result<Gradients> Gradients::Zeros(const Model& model, int32_t batch_segments) {
   for (size_t i = 0; i < model.parameters().size(); ++i) {
     const Tensor& value = model.parameters()[i].value;
     const int64_t halves = static_cast<int>(i) == g.tied_ ? 2 : 1;
-    TARE_ASSIGN_OR_RETURN(Tensor t, Tensor::Allocate(DType::kF32, {batch_segments * halves, value.elements()}, model.device()));
+    TARE_ASSIGN_OR_RETURN(
+        Tensor t,
+        Tensor::Allocate(DType::kF32, {batch_segments * halves, value.elements()}, model.device()));
     TARE_ASSIGN_OR_RETURN(const Tensor first, t.Slice(0, 1));
     TARE_ASSIGN_OR_RETURN(Tensor view, first.Reshape(value.shape()));
     g.storage_.push_back(std::move(t));
@@ -111,7 +119,8 @@ Result<Gradients> Gradients::Zeros(const Model& model, int32_t batch_segments) {
 
 Status Gradients::SetZero() {
   for (Tensor& t : storage_) {
-    if (t.device() != Device::kCpu) return Unsupported("gradients on {} are zeroed by making them anew", DeviceName(t.device()));
+    if (t.device() != Device::kCpu)
+      return Unsupported("gradients on {} are zeroed by making them anew", DeviceName(t.device()));
     std::memset(t.mutable_data(), 0, t.size_bytes());
   }
   return Ok();
@@ -132,10 +141,13 @@ Status FinishGradients(const ops::Ctx& ctx, const Model& model, Gradients* gradi
     const int64_t count = t.dim(1);
     if (gradients->batch_segments_ > 1) {
       TARE_RETURN_IF_ERROR(
-          ops::SumBatchSegments(ctx, data, gradients->batch_segments_, tied ? 2 * count : count).Annotate(model.parameters()[i].name));
+          ops::SumBatchSegments(ctx, data, gradients->batch_segments_, tied ? 2 * count : count)
+              .Annotate(model.parameters()[i].name));
     }
     // Slot 0 holds [head, table]: the same operator adds the two, head first.
-    if (tied) TARE_RETURN_IF_ERROR(ops::SumBatchSegments(ctx, data, 2, count).Annotate(model.parameters()[i].name));
+    if (tied)
+      TARE_RETURN_IF_ERROR(
+          ops::SumBatchSegments(ctx, data, 2, count).Annotate(model.parameters()[i].name));
   }
   return Ok();
 }

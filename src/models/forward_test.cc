@@ -1,5 +1,5 @@
-// The one forward: near the float64 reference, and the same bits however the tokens are packed, cut,
-// cached or threaded.
+// The one forward: near the float64 reference, and the same bits however the tokens are packed,
+// cut, cached or threaded.
 
 #include "models/forward.h"
 
@@ -19,13 +19,14 @@
 namespace tare::models {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Bits;
 using testing::Context;
+using ::testing::HasSubstr;
 using testing::Reference;
 
-// In f32 the largest error is that of P's short polynomial, 2^-13 relative (attention.h), through a few
-// layers into logits that spread by 3: below 2e-3. A wrong mask, rope, norm or order makes tenths.
+// In f32 the largest error is that of P's short polynomial, 2^-13 relative (attention.h), through a
+// few layers into logits that spread by 3: below 2e-3. A wrong mask, rope, norm or order makes
+// tenths.
 constexpr double kF32Tolerance = 2e-3;
 // bf16 activations through six layers with logits spread by 3.
 constexpr double kBf16Mean = 0.05, kBf16Max = 0.5;
@@ -60,14 +61,15 @@ TEST(ForwardTest, NearFloat64InBf16ForBothProfiles) {
         worst = std::max(worst, d);
       }
       const double mean = sum / static_cast<double>(ref.logprob.size());
-      RecordProperty(fmt::format("{}_{}", variant, ProfileName(profile)), fmt::format("mean {} max {}", mean, worst));
-      std::printf("%s %s: mean |difference| %.4f, max %.4f\n", variant, std::string(ProfileName(profile)).c_str(), mean, worst);
+      RecordProperty(fmt::format("{}_{}", variant, ProfileName(profile)),
+                     fmt::format("mean {} max {}", mean, worst));
+      std::printf("%s %s: mean |difference| %.4f, max %.4f\n", variant,
+                  std::string(ProfileName(profile)).c_str(), mean, worst);
       EXPECT_LT(mean, kBf16Mean);
       EXPECT_LT(worst, kBf16Max);
     }
   }
 }
-
 
 // One way to compute logprobs of whole sequences; all ways must give the same bits.
 class Invariance : public ::testing::TestWithParam<Profile> {
@@ -85,7 +87,8 @@ class Invariance : public ::testing::TestWithParam<Profile> {
     const Batch whole = ref_.MakeBatch();
     int64_t pages_each = 0;
     for (const TokenRun& run : whole.runs) {
-      pages_each = std::max<int64_t>(pages_each, (static_cast<int64_t>(run.tokens.size()) + page_size - 1) / page_size);
+      pages_each = std::max<int64_t>(
+          pages_each, (static_cast<int64_t>(run.tokens.size()) + page_size - 1) / page_size);
     }
     const int64_t rows = static_cast<int64_t>(whole.runs.size());
     auto cache = KvCache::Create(model_.config(), pages_each * rows + 3, page_size);
@@ -179,7 +182,8 @@ TEST_P(Invariance, Packing) {
   std::vector<float> sorted;
   size_t end = back.logprob.size();
   for (const TokenRun& run : whole.runs) {
-    const size_t n = std::count_if(run.targets.begin(), run.targets.end(), [](int32_t t) { return t >= 0; });
+    const size_t n =
+        std::count_if(run.targets.begin(), run.targets.end(), [](int32_t t) { return t >= 0; });
     sorted.insert(sorted.end(), back.logprob.begin() + (end - n), back.logprob.begin() + end);
     end -= n;
   }
@@ -208,35 +212,44 @@ TEST_P(Invariance, BuffersPackingOfWeightsAndTapes) {
   const Batch batch = ref_.MakeBatch();
   for (int i = 0; i < 2; ++i) EXPECT_EQ(Bits(context.Run(model_, batch).logprob), expected_);
   for (bool recompute : {false, true}) {
-    Tape tape(TapeOptions{.recompute = recompute, .max_logit_bytes = recompute ? 0 : int64_t{1} << 28});
-    for (int i = 0; i < 2; ++i) EXPECT_EQ(Bits(context.Run(model_, batch, &tape).logprob), expected_);
+    Tape tape(
+        TapeOptions{.recompute = recompute, .max_logit_bytes = recompute ? 0 : int64_t{1} << 28});
+    for (int i = 0; i < 2; ++i)
+      EXPECT_EQ(Bits(context.Run(model_, batch, &tape).logprob), expected_);
   }
   auto tensors = MiniTensorsFor(ref_.Config(DType::kBF16));
-  auto unpacked = Model::FromTensors(&context.pool, ref_.Config(DType::kBF16), *tensors, {.pack = false});
+  auto unpacked =
+      Model::FromTensors(&context.pool, ref_.Config(DType::kBF16), *tensors, {.pack = false});
   ASSERT_TRUE(unpacked.ok());
   EXPECT_EQ(Bits(context.Run(*unpacked, batch).logprob), expected_);
 }
 
-// The logits handed out for sampling are those behind the logprobs: a logprob from them has the same bits.
+// The logits handed out for sampling are those behind the logprobs: a logprob from them has the
+// same bits.
 TEST_P(Invariance, LogitsOfTheLastRows) {
   Context context(2);
   context.ctx.profile = GetParam();
   Batch batch = ref_.MakeBatch();
   const ForwardOutput plain = context.Run(model_, batch);
   Batch wanting = batch;
-  for (TokenRun& run : wanting.runs) run.logit_rows = std::min<int64_t>(3, static_cast<int64_t>(run.tokens.size()));
+  for (TokenRun& run : wanting.runs)
+    run.logit_rows = std::min<int64_t>(3, static_cast<int64_t>(run.tokens.size()));
   const ForwardOutput both = context.Run(model_, wanting);
   EXPECT_EQ(Bits(both.logprob), Bits(plain.logprob));
   ASSERT_EQ(both.logits.dim(0), 3 + 3 + 3 + 1);
-  const std::vector<float> kept(both.logits.as<float>(), both.logits.as<float>() + both.logits.elements());
+  const std::vector<float> kept(both.logits.as<float>(),
+                                both.logits.as<float>() + both.logits.elements());
   for (TokenRun& run : wanting.runs) run.targets = {};
   const ForwardOutput only = context.Run(model_, wanting);
   EXPECT_TRUE(only.logprob.empty());
   EXPECT_EQ(Bits(std::span(only.logits.as<float>(), only.logits.elements())), Bits(kept));
 }
 
-INSTANTIATE_TEST_SUITE_P(Profiles, Invariance, ::testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
-                         [](const auto& info) { return info.param == Profile::kIeeeF32 ? "ieee" : "sm90"; });
+INSTANTIATE_TEST_SUITE_P(Profiles, Invariance,
+                         ::testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
+                         [](const auto& info) {
+                           return info.param == Profile::kIeeeF32 ? "ieee" : "sm90";
+                         });
 
 // What Forward refuses, and by which name.
 TEST(ForwardTest, RefusesBadBatches) {
@@ -251,15 +264,32 @@ TEST(ForwardTest, RefusesBadBatches) {
     return out.ok() ? std::string() : out.status().ToString();
   };
   const std::vector<int32_t> bad = {3, 512, 4}, negative = {3, -2, 4};
-  EXPECT_THAT(message([&](Batch& b) { b.runs[1].tokens = bad; b.runs[1].targets = {}; }), HasSubstr("run 1 token 1 is 512"));
-  EXPECT_THAT(message([&](Batch& b) { b.runs[1].tokens = negative; b.runs[1].targets = {}; }), HasSubstr("run 1 token 1 is -2"));
-  EXPECT_THAT(message([&](Batch& b) { b.runs[0].targets = std::span(bad); }), HasSubstr("3 targets"));
-  EXPECT_THAT(message([&](Batch& b) { b.runs[2].tokens = {}; b.runs[2].targets = {}; }), HasSubstr("run 2 has no tokens"));
+  EXPECT_THAT(message([&](Batch& b) {
+                b.runs[1].tokens = bad;
+                b.runs[1].targets = {};
+              }),
+              HasSubstr("run 1 token 1 is 512"));
+  EXPECT_THAT(message([&](Batch& b) {
+                b.runs[1].tokens = negative;
+                b.runs[1].targets = {};
+              }),
+              HasSubstr("run 1 token 1 is -2"));
+  EXPECT_THAT(message([&](Batch& b) { b.runs[0].targets = std::span(bad); }),
+              HasSubstr("3 targets"));
+  EXPECT_THAT(message([&](Batch& b) {
+                b.runs[2].tokens = {};
+                b.runs[2].targets = {};
+              }),
+              HasSubstr("run 2 has no tokens"));
   EXPECT_THAT(message([&](Batch& b) { b.runs[0].position = 4; }), HasSubstr("without a cache"));
-  EXPECT_THAT(message([&](Batch& b) { b.runs[0].position = 8190; }), HasSubstr("rope tables end at 8192"));
-  EXPECT_THAT(message([&](Batch& b) { b.runs[3].temperature = 0.0f; }), HasSubstr("run 3 has temperature 0"));
-  EXPECT_THAT(message([&](Batch& b) { b.runs[3].temperature = NAN; }), HasSubstr("run 3 has temperature"));
-  EXPECT_THAT(message([&](Batch& b) { b.runs[3].logit_rows = 2; }), HasSubstr("logits of 2 rows of 1"));
+  EXPECT_THAT(message([&](Batch& b) { b.runs[0].position = 8190; }),
+              HasSubstr("rope tables end at 8192"));
+  EXPECT_THAT(message([&](Batch& b) { b.runs[3].temperature = 0.0f; }),
+              HasSubstr("run 3 has temperature 0"));
+  EXPECT_THAT(message([&](Batch& b) { b.runs[3].temperature = NAN; }),
+              HasSubstr("run 3 has temperature"));
+  EXPECT_THAT(message([&](Batch& b) { b.runs[3].logit_rows = 2; }),
+              HasSubstr("logits of 2 rows of 1"));
   EXPECT_THAT(message([&](Batch& b) { b.row_align = 0; }), HasSubstr("row_align"));
   auto cache = KvCache::Create(model.config(), 4, 16);
   std::vector<int32_t> table = {0, 1, 2, 4};
@@ -269,10 +299,29 @@ TEST(ForwardTest, RefusesBadBatches) {
     b.block_rows = 1;
     b.max_pages = 4;
   };
-  EXPECT_THAT(message([&](Batch& b) { paged(b); b.runs.resize(1); b.block_rows = 2; }), HasSubstr("block table"));
-  EXPECT_THAT(message([&](Batch& b) { paged(b); b.runs[1].block_row = 1; b.runs.resize(2); }), HasSubstr("run 1 needs 1 pages of row 1"));
-  EXPECT_THAT(message([&](Batch& b) { paged(b); b.runs = {b.runs[2]}; }), HasSubstr("needs 5 pages"));
-  EXPECT_THAT(message([&](Batch& b) { paged(b); b.runs = {b.runs[0]}; b.runs[0].position = 20; }), HasSubstr("page 4"));
+  EXPECT_THAT(message([&](Batch& b) {
+                paged(b);
+                b.runs.resize(1);
+                b.block_rows = 2;
+              }),
+              HasSubstr("block table"));
+  EXPECT_THAT(message([&](Batch& b) {
+                paged(b);
+                b.runs[1].block_row = 1;
+                b.runs.resize(2);
+              }),
+              HasSubstr("run 1 needs 1 pages of row 1"));
+  EXPECT_THAT(message([&](Batch& b) {
+                paged(b);
+                b.runs = {b.runs[2]};
+              }),
+              HasSubstr("needs 5 pages"));
+  EXPECT_THAT(message([&](Batch& b) {
+                paged(b);
+                b.runs = {b.runs[0]};
+                b.runs[0].position = 20;
+              }),
+              HasSubstr("page 4"));
 }
 
 }  // namespace

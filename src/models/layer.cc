@@ -12,15 +12,17 @@ namespace grouped = ops::grouped_linear;
 Result<ops::Ctx> WithWorkspace(const ops::Ctx& ctx, Scratch* scratch, size_t bytes) {
   if (bytes == 0 || ctx.workspace_bytes >= bytes) return ctx;
   ops::Ctx out = ctx;
-  TARE_ASSIGN_OR_RETURN(Tensor workspace, scratch->Get("workspace", DType::kU8, {static_cast<int64_t>(bytes)}, ctx.device));
+  TARE_ASSIGN_OR_RETURN(Tensor workspace, scratch->Get("workspace", DType::kU8,
+                                                       {static_cast<int64_t>(bytes)}, ctx.device));
   out.workspace = workspace.mutable_data();
   out.workspace_bytes = bytes;
   return out;
 }
 
-Status RunLinear(const ops::Ctx& ctx, const Model& model, const lin::Params& params, int weight, int bias,
-                 const void* x, int64_t rows, void* y, Scratch* scratch) {
-  TARE_ASSIGN_OR_RETURN(const ops::Ctx with, WithWorkspace(ctx, scratch, lin::WorkspaceBytes(ctx, params, rows)));
+Status RunLinear(const ops::Ctx& ctx, const Model& model, const lin::Params& params, int weight,
+                 int bias, const void* x, int64_t rows, void* y, Scratch* scratch) {
+  TARE_ASSIGN_OR_RETURN(const ops::Ctx with,
+                        WithWorkspace(ctx, scratch, lin::WorkspaceBytes(ctx, params, rows)));
   lin::Args args;
   args.m = rows;
   args.x = x;
@@ -34,14 +36,17 @@ Status RunLinear(const ops::Ctx& ctx, const Model& model, const lin::Params& par
 Result<Tensor> LayerPass::Buffer(const char* slot, Tensor* keep, DType dtype, Shape shape) {
   if (keep == nullptr) return scratch_->Get(slot, dtype, std::move(shape), ctx_.device);
   // A tape used again for a batch of the same rows keeps its memory.
-  if (keep->dtype() != dtype || keep->shape() != shape || keep->device() != ctx_.device || keep->data() == nullptr) {
+  if (keep->dtype() != dtype || keep->shape() != shape || keep->device() != ctx_.device ||
+      keep->data() == nullptr) {
     TARE_ASSIGN_OR_RETURN(*keep, Tensor::Allocate(dtype, std::move(shape), ctx_.device));
   }
   return *keep;
 }
 
-Status LayerPass::Linear(const lin::Params& params, int weight, int bias, const Tensor& x, Tensor* y) {
-  return RunLinear(ctx_, model_, params, weight, bias, x.data(), x.dim(0), y->mutable_data(), scratch_);
+Status LayerPass::Linear(const lin::Params& params, int weight, int bias, const Tensor& x,
+                         Tensor* y) {
+  return RunLinear(ctx_, model_, params, weight, bias, x.data(), x.dim(0), y->mutable_data(),
+                   scratch_);
 }
 
 Status LayerPass::Run(int64_t layer, Tensor* x, Tensor* h, Tape::Layer* saved) {
@@ -50,8 +55,9 @@ Status LayerPass::Run(int64_t layer, Tensor* x, Tensor* h, Tape::Layer* saved) {
   const Shape stream = {rows, config_.hidden};
   const int l = static_cast<int>(layer);
   Reporter& report = *reporter_;
-  const auto norm = [&](const char* slot, int weight, Tensor* in, Tensor* residual, Tensor* keep_sum, Tensor* keep_rstd,
-                        Tensor* keep_out, Tensor* out) -> Status {
+  const auto norm = [&](const char* slot, int weight, Tensor* in, Tensor* residual,
+                        Tensor* keep_sum, Tensor* keep_rstd, Tensor* keep_out,
+                        Tensor* out) -> Status {
     const bool add = residual->data() != nullptr;
     ops::rmsnorm::Args args;
     args.rows = rows;
@@ -83,10 +89,12 @@ Status LayerPass::Run(int64_t layer, Tensor* x, Tensor* h, Tape::Layer* saved) {
   const std::string before = layer == 0 ? "embed.out" : report.Name(l - 1, "out");
   Tensor normed;
   TARE_RETURN_IF_ERROR(norm("normed", ids.input_norm, x, h, saved ? &saved->h_in : nullptr,
-                            saved ? &saved->rstd_in : nullptr, saved ? &saved->x_attn : nullptr, &normed));
+                            saved ? &saved->rstd_in : nullptr, saved ? &saved->x_attn : nullptr,
+                            &normed));
   if (report.on()) {
     if (layer > 0) {
-      report.Emit(l - 1, "out", "rmsnorm", *h, {report.Name(l - 1, "mid"), report.Name(l - 1, "mlp.down_proj.out")});
+      report.Emit(l - 1, "out", "rmsnorm", *h,
+                  {report.Name(l - 1, "mid"), report.Name(l - 1, "mlp.down_proj.out")});
     }
     report.Emit(l, "input_layernorm.out", "rmsnorm", normed, {before});
   }
@@ -95,16 +103,19 @@ Status LayerPass::Run(int64_t layer, Tensor* x, Tensor* h, Tape::Layer* saved) {
   TARE_RETURN_IF_ERROR(Attention(layer, normed, &attention_out, saved));
   TARE_ASSIGN_OR_RETURN(Tensor o, Buffer("o", nullptr, config_.dtype, stream));
   TARE_RETURN_IF_ERROR(Linear(OParams(config_), ids.o, ids.o_bias, attention_out, &o));
-  if (report.on()) report.Emit(l, "self_attn.o_proj.out", "linear", o, {report.Name(l, "self_attn.attn.out")});
+  if (report.on())
+    report.Emit(l, "self_attn.o_proj.out", "linear", o, {report.Name(l, "self_attn.attn.out")});
 
   TARE_RETURN_IF_ERROR(norm("normed", ids.post_norm, &o, h, saved ? &saved->h_mid : nullptr,
-                            saved ? &saved->rstd_mid : nullptr, saved ? &saved->x_mlp : nullptr, &normed));
+                            saved ? &saved->rstd_mid : nullptr, saved ? &saved->x_mlp : nullptr,
+                            &normed));
   if (report.on()) {
     report.Emit(l, "mid", "rmsnorm", *h, {before, report.Name(l, "self_attn.o_proj.out")});
     report.Emit(l, "post_attention_layernorm.out", "rmsnorm", normed, {report.Name(l, "mid")});
   }
   TARE_ASSIGN_OR_RETURN(*x, Buffer("mlp_out", nullptr, config_.dtype, stream));
-  return config_.layers[layer].moe ? Experts(layer, normed, x, saved) : Mlp(layer, normed, x, saved);
+  return config_.layers[layer].moe ? Experts(layer, normed, x, saved)
+                                   : Mlp(layer, normed, x, saved);
 }
 
 Status LayerPass::Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::Layer* saved) {
@@ -116,19 +127,22 @@ Status LayerPass::Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::L
   Reporter& report = *reporter_;
   const std::string in = report.Name(l, "input_layernorm.out");
 
-  TARE_ASSIGN_OR_RETURN(Tensor qkv, Buffer("qkv", saved ? &saved->qkv : nullptr, c.dtype, {rows, width}));
+  TARE_ASSIGN_OR_RETURN(Tensor qkv,
+                        Buffer("qkv", saved ? &saved->qkv : nullptr, c.dtype, {rows, width}));
   TARE_RETURN_IF_ERROR(Linear(QkvParams(c), ids.qkv, ids.qkv_bias, x, &qkv));
   if (report.on()) {
     report.EmitColumns(l, "self_attn.q_proj.out", "linear", qkv, 0, c.q_width(), {in});
     report.EmitColumns(l, "self_attn.k_proj.out", "linear", qkv, c.q_width(), c.kv_width(), {in});
-    report.EmitColumns(l, "self_attn.v_proj.out", "linear", qkv, c.q_width() + c.kv_width(), c.kv_width(), {in});
+    report.EmitColumns(l, "self_attn.v_proj.out", "linear", qkv, c.q_width() + c.kv_width(),
+                       c.kv_width(), {in});
   }
   // Where q and k are after norms and rope: in place, unless a tape keeps what the head norms read.
   Tensor qk = qkv;
   std::string before_rope_q = "self_attn.q_proj.out", before_rope_k = "self_attn.k_proj.out";
   if (c.qk_norm) {
     if (saved != nullptr) {
-      TARE_ASSIGN_OR_RETURN(qk, Buffer("", &saved->qk, c.dtype, {rows, c.q_width() + c.kv_width()}));
+      TARE_ASSIGN_OR_RETURN(qk,
+                            Buffer("", &saved->qk, c.dtype, {rows, c.q_width() + c.kv_width()}));
     }
     const auto norm = [&](int weight, int64_t column, int64_t heads, Tensor* rstd) -> Status {
       ops::headnorm::Args args;
@@ -145,10 +159,13 @@ Status LayerPass::Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::L
       return ops::headnorm::Forward(ctx_, HeadNormParams(c, heads), args);
     };
     TARE_RETURN_IF_ERROR(norm(ids.q_norm, 0, c.q_heads, saved ? &saved->rstd_q : nullptr));
-    TARE_RETURN_IF_ERROR(norm(ids.k_norm, c.q_width(), c.kv_heads, saved ? &saved->rstd_k : nullptr));
+    TARE_RETURN_IF_ERROR(
+        norm(ids.k_norm, c.q_width(), c.kv_heads, saved ? &saved->rstd_k : nullptr));
     if (report.on()) {
-      report.EmitColumns(l, "self_attn.q_norm.out", "headnorm", qk, 0, c.q_width(), {report.Name(l, before_rope_q)});
-      report.EmitColumns(l, "self_attn.k_norm.out", "headnorm", qk, c.q_width(), c.kv_width(), {report.Name(l, before_rope_k)});
+      report.EmitColumns(l, "self_attn.q_norm.out", "headnorm", qk, 0, c.q_width(),
+                         {report.Name(l, before_rope_q)});
+      report.EmitColumns(l, "self_attn.k_norm.out", "headnorm", qk, c.q_width(), c.kv_width(),
+                         {report.Name(l, before_rope_k)});
     }
     before_rope_q = "self_attn.q_norm.out";
     before_rope_k = "self_attn.k_norm.out";
@@ -167,8 +184,10 @@ Status LayerPass::Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::L
   rope.x_stride = rope.y_stride = qk.dim(1);
   TARE_RETURN_IF_ERROR(ops::rope::Forward(ctx_, c.rope, rope));
   if (report.on()) {
-    report.EmitColumns(l, "self_attn.q.rope", "rope", qk, 0, c.q_width(), {report.Name(l, before_rope_q)});
-    report.EmitColumns(l, "self_attn.k.rope", "rope", qk, c.q_width(), c.kv_width(), {report.Name(l, before_rope_k)});
+    report.EmitColumns(l, "self_attn.q.rope", "rope", qk, 0, c.q_width(),
+                       {report.Name(l, before_rope_q)});
+    report.EmitColumns(l, "self_attn.k.rope", "rope", qk, c.q_width(), c.kv_width(),
+                       {report.Name(l, before_rope_k)});
   }
 
   const char* q = static_cast<const char*>(qk.data());
@@ -212,7 +231,8 @@ Status LayerPass::Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::L
   }
   const ops::attention::Params params = AttentionParams(c, c.layers[layer]);
   if (params.sink) args.sink = static_cast<const float*>(model_.sink_f32(layer).data());
-  TARE_ASSIGN_OR_RETURN(*out, Buffer("attn", saved ? &saved->attn : nullptr, c.dtype, {rows, c.q_width()}));
+  TARE_ASSIGN_OR_RETURN(
+      *out, Buffer("attn", saved ? &saved->attn : nullptr, c.dtype, {rows, c.q_width()}));
   args.out = out->mutable_data();
   // Rows of no run are not written, and the next operator reads them.
   if (prepared_.padded) TARE_RETURN_IF_ERROR(SetZero(out));
@@ -222,12 +242,15 @@ Status LayerPass::Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::L
   }
   TARE_ASSIGN_OR_RETURN(
       const ops::Ctx with,
-      WithWorkspace(ctx_, scratch_, ops::attention::WorkspaceBytes(ctx_, params, rows, static_cast<int64_t>(prepared_.runs.size()),
-                                                                   prepared_.max_keys)));
+      WithWorkspace(ctx_, scratch_,
+                    ops::attention::WorkspaceBytes(ctx_, params, rows,
+                                                   static_cast<int64_t>(prepared_.runs.size()),
+                                                   prepared_.max_keys)));
   TARE_RETURN_IF_ERROR(ops::attention::Forward(with, params, args));
   if (report.on()) {
     report.Emit(l, "self_attn.attn.out", "attention", *out,
-                {report.Name(l, "self_attn.q.rope"), report.Name(l, "self_attn.k.rope"), report.Name(l, "self_attn.v_proj.out")},
+                {report.Name(l, "self_attn.q.rope"), report.Name(l, "self_attn.k.rope"),
+                 report.Name(l, "self_attn.v_proj.out")},
                 TapRole::kValue, true);
   }
   return Ok();
@@ -239,9 +262,11 @@ Status LayerPass::Mlp(int64_t layer, const Tensor& x, Tensor* out, Tape::Layer* 
   const int64_t rows = prepared_.layout.rows, width = c.intermediate;
   const int l = static_cast<int>(layer);
   Reporter& report = *reporter_;
-  TARE_ASSIGN_OR_RETURN(Tensor gate_up, Buffer("gate_up", saved ? &saved->gate_up : nullptr, c.dtype, {rows, 2 * width}));
+  TARE_ASSIGN_OR_RETURN(Tensor gate_up, Buffer("gate_up", saved ? &saved->gate_up : nullptr,
+                                               c.dtype, {rows, 2 * width}));
   TARE_RETURN_IF_ERROR(Linear(GateUpParams(c), ids.gate_up, ids.gate_up_bias, x, &gate_up));
-  TARE_ASSIGN_OR_RETURN(Tensor act, Buffer("act", saved ? &saved->act : nullptr, c.dtype, {rows, width}));
+  TARE_ASSIGN_OR_RETURN(Tensor act,
+                        Buffer("act", saved ? &saved->act : nullptr, c.dtype, {rows, width}));
   ops::gate::Args gate;
   gate.rows = rows;
   gate.gate = gate_up.data();
@@ -255,7 +280,8 @@ Status LayerPass::Mlp(int64_t layer, const Tensor& x, Tensor* out, Tape::Layer* 
     const std::string in = report.Name(l, "post_attention_layernorm.out");
     report.EmitColumns(l, "mlp.gate_proj.out", "linear", gate_up, 0, width, {in});
     report.EmitColumns(l, "mlp.up_proj.out", "linear", gate_up, width, width, {in});
-    report.Emit(l, "mlp.act.out", "gate", act, {report.Name(l, "mlp.gate_proj.out"), report.Name(l, "mlp.up_proj.out")});
+    report.Emit(l, "mlp.act.out", "gate", act,
+                {report.Name(l, "mlp.gate_proj.out"), report.Name(l, "mlp.up_proj.out")});
     report.Emit(l, "mlp.down_proj.out", "linear", *out, {report.Name(l, "mlp.act.out")});
   }
   return Ok();
@@ -268,10 +294,14 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
   const int l = static_cast<int>(layer);
   Reporter& report = *reporter_;
 
-  TARE_ASSIGN_OR_RETURN(Tensor logits, Buffer("router_logits", nullptr, DType::kF32, {rows, c.experts}));
+  TARE_ASSIGN_OR_RETURN(Tensor logits,
+                        Buffer("router_logits", nullptr, DType::kF32, {rows, c.experts}));
   TARE_RETURN_IF_ERROR(Linear(RouterLinearParams(c), ids.router, -1, x, &logits));
-  TARE_ASSIGN_OR_RETURN(Tensor chosen, Buffer("router_ids", saved ? &saved->router_ids : nullptr, DType::kI32, {rows, c.top_k}));
-  TARE_ASSIGN_OR_RETURN(Tensor weights, Buffer("router_weights", saved ? &saved->router_weights : nullptr, DType::kF32, {rows, c.top_k}));
+  TARE_ASSIGN_OR_RETURN(Tensor chosen, Buffer("router_ids", saved ? &saved->router_ids : nullptr,
+                                              DType::kI32, {rows, c.top_k}));
+  TARE_ASSIGN_OR_RETURN(Tensor weights,
+                        Buffer("router_weights", saved ? &saved->router_weights : nullptr,
+                               DType::kF32, {rows, c.top_k}));
   ops::router::Args route;
   route.rows = rows;
   route.logits = logits.data();
@@ -279,31 +309,42 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
   route.ids = static_cast<int32_t*>(chosen.mutable_data());
   route.weights = static_cast<float*>(weights.mutable_data());
   if (saved != nullptr) {
-    TARE_ASSIGN_OR_RETURN(Tensor probs, Buffer("", &saved->router_probs, DType::kF32, {rows, c.experts}));
+    TARE_ASSIGN_OR_RETURN(Tensor probs,
+                          Buffer("", &saved->router_probs, DType::kF32, {rows, c.experts}));
     route.probs = static_cast<float*>(probs.mutable_data());
   }
   if (Status s = ops::router::Forward(ctx_, RouterParams(c), route); !s.ok()) {
     return s.Annotate(fmt::format("layer {}", layer));
   }
   if (report.on()) {
-    report.Emit(l, "mlp.router.logits", "linear", logits, {report.Name(l, "post_attention_layernorm.out")});
-    report.Emit(l, "mlp.router.ids", "router", chosen, {report.Name(l, "mlp.router.logits")}, TapRole::kDiscrete);
+    report.Emit(l, "mlp.router.logits", "linear", logits,
+                {report.Name(l, "post_attention_layernorm.out")});
+    report.Emit(l, "mlp.router.ids", "router", chosen, {report.Name(l, "mlp.router.logits")},
+                TapRole::kDiscrete);
     report.Emit(l, "mlp.router.weights", "router", weights, {report.Name(l, "mlp.router.logits")});
   }
 
   TARE_ASSIGN_OR_RETURN(const Tensor host_ids, chosen.To(Device::kCpu));
-  TARE_ASSIGN_OR_RETURN(ops::dispatch::Plan plan, ops::dispatch::BuildPlan(rows, c.top_k, c.experts, host_ids.as<int32_t>()));
+  TARE_ASSIGN_OR_RETURN(ops::dispatch::Plan plan,
+                        ops::dispatch::BuildPlan(rows, c.top_k, c.experts, host_ids.as<int32_t>()));
   const int64_t routed = plan.offsets.back();
-  TARE_ASSIGN_OR_RETURN(Tensor token_of, ToDevice(plan.row_token.data(), DType::kI32, {routed}, ctx_.device));
-  TARE_ASSIGN_OR_RETURN(Tensor row_of, ToDevice(plan.slot_row.data(), DType::kI32, {rows, c.top_k}, ctx_.device));
-  TARE_ASSIGN_OR_RETURN(const Tensor offsets, ToDevice(plan.offsets.data(), DType::kI64, {c.experts + 1}, ctx_.device));
+  TARE_ASSIGN_OR_RETURN(Tensor token_of,
+                        ToDevice(plan.row_token.data(), DType::kI32, {routed}, ctx_.device));
+  TARE_ASSIGN_OR_RETURN(Tensor row_of,
+                        ToDevice(plan.slot_row.data(), DType::kI32, {rows, c.top_k}, ctx_.device));
+  TARE_ASSIGN_OR_RETURN(const Tensor offsets,
+                        ToDevice(plan.offsets.data(), DType::kI64, {c.experts + 1}, ctx_.device));
 
-  const auto expert_linear = [&](const grouped::Params& params, int weight, const Tensor& in, bool by_token, Tensor* y) -> Status {
-    TARE_ASSIGN_OR_RETURN(const ops::Ctx with, WithWorkspace(ctx_, scratch_, grouped::WorkspaceBytes(ctx_, params, routed)));
+  const auto expert_linear = [&](const grouped::Params& params, int weight, const Tensor& in,
+                                 bool by_token, Tensor* y) -> Status {
+    TARE_ASSIGN_OR_RETURN(
+        const ops::Ctx with,
+        WithWorkspace(ctx_, scratch_, grouped::WorkspaceBytes(ctx_, params, routed)));
     grouped::Args args;
     args.rows = routed;
     args.offsets = plan.offsets;
-    if (ctx_.device != Device::kCpu) args.device_offsets = static_cast<const int64_t*>(offsets.data());
+    if (ctx_.device != Device::kCpu)
+      args.device_offsets = static_cast<const int64_t*>(offsets.data());
     if (by_token) args.token_of = static_cast<const int32_t*>(token_of.data());
     args.x_rows = in.dim(0);
     args.x = in.data();
@@ -312,9 +353,11 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
     args.y = y->mutable_data();
     return grouped::Forward(with, params, args);
   };
-  TARE_ASSIGN_OR_RETURN(Tensor gate_up, Buffer("gate_up", saved ? &saved->gate_up : nullptr, c.dtype, {routed, 2 * width}));
+  TARE_ASSIGN_OR_RETURN(Tensor gate_up, Buffer("gate_up", saved ? &saved->gate_up : nullptr,
+                                               c.dtype, {routed, 2 * width}));
   TARE_RETURN_IF_ERROR(expert_linear(ExpertGateUpParams(c), ids.gate_up, x, true, &gate_up));
-  TARE_ASSIGN_OR_RETURN(Tensor act, Buffer("act", saved ? &saved->act : nullptr, c.dtype, {routed, width}));
+  TARE_ASSIGN_OR_RETURN(Tensor act,
+                        Buffer("act", saved ? &saved->act : nullptr, c.dtype, {routed, width}));
   ops::gate::Args gate;
   gate.rows = routed;
   gate.gate = gate_up.data();
@@ -322,7 +365,8 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
   gate.stride = 2 * width;
   gate.y = act.mutable_data();
   TARE_RETURN_IF_ERROR(ops::gate::Forward(ctx_, GateParams(c, width), gate));
-  TARE_ASSIGN_OR_RETURN(Tensor y, Buffer("expert_out", saved ? &saved->expert_out : nullptr, c.dtype, {routed, c.hidden}));
+  TARE_ASSIGN_OR_RETURN(Tensor y, Buffer("expert_out", saved ? &saved->expert_out : nullptr,
+                                         c.dtype, {routed, c.hidden}));
   TARE_RETURN_IF_ERROR(expert_linear(ExpertDownParams(c), ids.down, act, false, &y));
   ops::combine::Args combine;
   combine.rows = rows;
@@ -334,8 +378,9 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
   TARE_RETURN_IF_ERROR(ops::combine::Forward(ctx_, CombineParams(c), combine));
   if (report.on()) {
     // Routed rows in (token, slot) order: [T, k * H], so that a row belongs to its token.
-    report.EmitSlots(l, "mlp.experts.out", "grouped_linear", y, plan,
-                     {report.Name(l, "post_attention_layernorm.out"), report.Name(l, "mlp.router.ids")});
+    report.EmitSlots(
+        l, "mlp.experts.out", "grouped_linear", y, plan,
+        {report.Name(l, "post_attention_layernorm.out"), report.Name(l, "mlp.router.ids")});
     report.Emit(l, "mlp.down_proj.out", "combine", *out,
                 {report.Name(l, "mlp.experts.out"), report.Name(l, "mlp.router.weights")});
   }

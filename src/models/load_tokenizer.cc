@@ -31,7 +31,8 @@ Result<Tokenizer> LoadTokenizer(Env* env, const Checkpoint& checkpoint) {
 
 Result<std::string> LoadChatTemplate(Env* env, const Checkpoint& checkpoint) {
   const TokenizerSource& source = checkpoint.tokenizer();
-  if (!source.chat_template.empty() || source.tokenizer_config_json_path.empty()) return source.chat_template;
+  if (!source.chat_template.empty() || source.tokenizer_config_json_path.empty())
+    return source.chat_template;
   TARE_ASSIGN_OR_RETURN(const std::string text, env->ReadFile(source.tokenizer_config_json_path));
   auto config = ParseJson(text);
   if (!config.ok()) return config.status().Annotate(source.tokenizer_config_json_path);
@@ -41,12 +42,14 @@ Result<std::string> LoadChatTemplate(Env* env, const Checkpoint& checkpoint) {
   // A list of named templates: the one called "default" is for chats.
   if (it->is_array()) {
     for (const Json& item : *it) {
-      if (item.is_object() && item.value("name", "") == "default" && item.contains("template") && item["template"].is_string()) {
+      if (item.is_object() && item.value("name", "") == "default" && item.contains("template") &&
+          item["template"].is_string()) {
         return item["template"].get<std::string>();
       }
     }
   }
-  return InvalidArgument("{}: chat_template is neither a string nor a list with a default", source.tokenizer_config_json_path);
+  return InvalidArgument("{}: chat_template is neither a string nor a list with a default",
+                         source.tokenizer_config_json_path);
 }
 
 }  // namespace tare::models

@@ -5,8 +5,8 @@
 // logits, mixture of experts with planted router ties, and a byte-level BPE tokenizer.
 // docs/formats/mini.md describes version `mini-1`; a changed byte is a new version.
 //
-// Values come from Philox through integers alone (18-bit sums times a small integer, a power of two,
-// one rounding to bf16), so no floating-point operation of a machine can move one.
+// Values come from Philox through integers alone (18-bit sums times a small integer, a power of
+// two, one rounding to bf16), so no floating-point operation of a machine can move one.
 
 #include <string>
 #include <utility>
@@ -29,8 +29,8 @@ std::string MiniTokenizerConfigJson();
 
 // bf16, Hugging Face names, sorted.
 Result<std::vector<std::pair<std::string, Tensor>>> MiniTensors();
-// The tensors that another configuration of the same family would have, by the same rules (tests vary
-// one feature at a time). `config.architecture` is TareMiniForCausalLM.
+// The tensors that another configuration of the same family would have, by the same rules (tests
+// vary one feature at a time). `config.architecture` is TareMiniForCausalLM.
 Result<std::vector<std::pair<std::string, Tensor>>> MiniTensorsFor(const ModelConfig& config);
 
 ModelConfig MiniConfig();

@@ -29,9 +29,12 @@ std::string BytesHash() {
 
 TEST(MiniTest, TheBytesOfMini1NeverChange) {
   EXPECT_EQ(BytesHash(), "a0fe00879ef85410c31954bbf10f6deec6487c14a3b79989fdd673841caf8e26");
-  EXPECT_EQ(Hex(Sha256Of(MiniConfigJson())), "7b27bedecbd9b555611654613691cbee5abf158abc5e0b4947e5445ae2ab69d5");
-  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerJson())), "93ba9c7150075e6e462127f151190b8bde61fdaec8b89eeb8af06f9ebf67d7cd");
-  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerConfigJson())), "3380762bb597bcf9355d78eb68277b96a432a63fa5f5806460b7a12461b9bac8");
+  EXPECT_EQ(Hex(Sha256Of(MiniConfigJson())),
+            "7b27bedecbd9b555611654613691cbee5abf158abc5e0b4947e5445ae2ab69d5");
+  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerJson())),
+            "93ba9c7150075e6e462127f151190b8bde61fdaec8b89eeb8af06f9ebf67d7cd");
+  EXPECT_EQ(Hex(Sha256Of(MiniTokenizerConfigJson())),
+            "3380762bb597bcf9355d78eb68277b96a432a63fa5f5806460b7a12461b9bac8");
 }
 
 TEST(MiniTest, HasTheKindsItPromises) {
@@ -62,10 +65,17 @@ TEST(MiniTest, WeightsHaveTheirSpread) {
       sum += x;
       squares += x * x;
     }
-    const double n = static_cast<double>(tensor.elements()), mean = sum / n, sigma = std::sqrt(squares / n - mean * mean);
+    const double n = static_cast<double>(tensor.elements()), mean = sum / n,
+                 sigma = std::sqrt(squares / n - mean * mean);
     const bool norm = name.find("norm") != std::string::npos;
-    EXPECT_NEAR(mean, norm ? (name.find("q_norm") != std::string::npos || name.find("k_norm") != std::string::npos ? 1.5 : 1.0) : 0.0,
-                norm ? 0.1 : 0.05) << name;
+    EXPECT_NEAR(
+        mean,
+        norm ? (name.find("q_norm") != std::string::npos || name.find("k_norm") != std::string::npos
+                    ? 1.5
+                    : 1.0)
+             : 0.0,
+        norm ? 0.1 : 0.05)
+        << name;
     EXPECT_GT(sigma, 0.03) << name;
     EXPECT_LT(sigma, 2.5) << name;
   }
@@ -79,8 +89,10 @@ TEST(MiniTest, RouterRowsTie) {
     if (!name.ends_with("mlp.gate.weight")) continue;
     ++found;
     const int64_t row = tensor.dim(1);
-    EXPECT_EQ(0, std::memcmp(tensor.as<uint16_t>() + 2 * row, tensor.as<uint16_t>() + 5 * row, row * 2));
-    EXPECT_NE(0, std::memcmp(tensor.as<uint16_t>() + 2 * row, tensor.as<uint16_t>() + 3 * row, row * 2));
+    EXPECT_EQ(
+        0, std::memcmp(tensor.as<uint16_t>() + 2 * row, tensor.as<uint16_t>() + 5 * row, row * 2));
+    EXPECT_NE(
+        0, std::memcmp(tensor.as<uint16_t>() + 2 * row, tensor.as<uint16_t>() + 3 * row, row * 2));
   }
   EXPECT_EQ(found, 2);
 }

@@ -57,11 +57,13 @@ void Model::Declare() {
     const std::string attn = hf + "self_attn.";
     ids.input_norm = add(own + "input_norm", Kind::kNorm, 0, {{hf + "input_layernorm.weight", h}});
     ids.qkv = add(own + "qkv", Kind::kLinear, h,
-                  {{attn + "q_proj.weight", c.q_width()}, {attn + "k_proj.weight", c.kv_width()},
+                  {{attn + "q_proj.weight", c.q_width()},
+                   {attn + "k_proj.weight", c.kv_width()},
                    {attn + "v_proj.weight", c.kv_width()}});
     if (c.qkv_bias) {
       ids.qkv_bias = add(own + "qkv_bias", Kind::kBias, 0,
-                         {{attn + "q_proj.bias", c.q_width()}, {attn + "k_proj.bias", c.kv_width()},
+                         {{attn + "q_proj.bias", c.q_width()},
+                          {attn + "k_proj.bias", c.kv_width()},
                           {attn + "v_proj.bias", c.kv_width()}});
     }
     if (c.qk_norm) {
@@ -71,7 +73,8 @@ void Model::Declare() {
     if (layer.sink) ids.sink = add(own + "sink", Kind::kSink, 0, {{attn + "sinks", c.q_heads}});
     ids.o = add(own + "o", Kind::kLinear, c.q_width(), {{attn + "o_proj.weight", h}});
     if (c.o_bias) ids.o_bias = add(own + "o_bias", Kind::kBias, 0, {{attn + "o_proj.bias", h}});
-    ids.post_norm = add(own + "post_norm", Kind::kNorm, 0, {{hf + "post_attention_layernorm.weight", h}});
+    ids.post_norm =
+        add(own + "post_norm", Kind::kNorm, 0, {{hf + "post_attention_layernorm.weight", h}});
     if (layer.moe) {
       const bool mixtral = c.architecture == "MixtralForCausalLM";
       const std::string moe = hf + (mixtral ? "block_sparse_moe." : "mlp.");
@@ -79,20 +82,24 @@ void Model::Declare() {
       std::vector<std::pair<std::string, int64_t>> gate_up, down;
       for (int64_t e = 0; e < c.experts; ++e) {
         const std::string expert = moe + fmt::format("experts.{}.", e);
-        gate_up.push_back({expert + (mixtral ? "w1.weight" : "gate_proj.weight"), c.expert_intermediate});
-        gate_up.push_back({expert + (mixtral ? "w3.weight" : "up_proj.weight"), c.expert_intermediate});
+        gate_up.push_back(
+            {expert + (mixtral ? "w1.weight" : "gate_proj.weight"), c.expert_intermediate});
+        gate_up.push_back(
+            {expert + (mixtral ? "w3.weight" : "up_proj.weight"), c.expert_intermediate});
         down.push_back({expert + (mixtral ? "w2.weight" : "down_proj.weight"), h});
       }
       ids.gate_up = add(own + "experts_gate_up", Kind::kLinear, h, std::move(gate_up));
       ids.down = add(own + "experts_down", Kind::kLinear, c.expert_intermediate, std::move(down));
     } else {
       const std::string mlp = hf + "mlp.";
-      ids.gate_up = add(own + "gate_up", Kind::kLinear, h,
-                        {{mlp + "gate_proj.weight", c.intermediate}, {mlp + "up_proj.weight", c.intermediate}});
+      ids.gate_up = add(
+          own + "gate_up", Kind::kLinear, h,
+          {{mlp + "gate_proj.weight", c.intermediate}, {mlp + "up_proj.weight", c.intermediate}});
       ids.down = add(own + "down", Kind::kLinear, c.intermediate, {{mlp + "down_proj.weight", h}});
       if (c.mlp_bias) {
-        ids.gate_up_bias = add(own + "gate_up_bias", Kind::kBias, 0,
-                               {{mlp + "gate_proj.bias", c.intermediate}, {mlp + "up_proj.bias", c.intermediate}});
+        ids.gate_up_bias =
+            add(own + "gate_up_bias", Kind::kBias, 0,
+                {{mlp + "gate_proj.bias", c.intermediate}, {mlp + "up_proj.bias", c.intermediate}});
         ids.down_bias = add(own + "down_bias", Kind::kBias, 0, {{mlp + "down_proj.bias", h}});
       }
     }
@@ -110,7 +117,8 @@ Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const Mo
   m.options_ = options;
   m.max_positions_ = options.max_positions > 0 ? options.max_positions : config.max_positions;
   if (m.max_positions_ > config.max_positions) {
-    return InvalidArgument("max_positions {} is beyond the model's {}", m.max_positions_, config.max_positions);
+    return InvalidArgument("max_positions {} is beyond the model's {}", m.max_positions_,
+                           config.max_positions);
   }
   m.Declare();
 
@@ -128,12 +136,15 @@ Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const Mo
       TARE_ASSIGN_OR_RETURN(const Tensor table, get("model.embed_tokens.weight"));
       if (head.dtype() != table.dtype() || head.shape() != table.shape() ||
           std::memcmp(head.data(), table.data(), head.size_bytes()) != 0) {
-        return InvalidArgument("lm_head.weight differs from model.embed_tokens.weight, though the configuration ties them");
+        return InvalidArgument(
+            "lm_head.weight differs from model.embed_tokens.weight, though the configuration ties "
+            "them");
       }
     }
     if (!missing.empty()) return InvalidArgument("weights are missing: {}", JoinSome(missing));
     if (!left.empty()) {
-      return InvalidArgument("weights that {} does not have: {}", config.architecture, JoinSome(left));
+      return InvalidArgument("weights that {} does not have: {}", config.architecture,
+                             JoinSome(left));
     }
   }
 
@@ -148,15 +159,18 @@ Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const Mo
       auto tensor = get(part.name);
       if (!tensor.ok()) return tensor.status().Annotate(part.name);
       if (tensor->shape() != part.shape) {
-        return InvalidArgument("{} has shape {}; {} is expected", part.name, ShapeToString(tensor->shape()),
-                               ShapeToString(part.shape));
+        return InvalidArgument("{} has shape {}; {} is expected", part.name,
+                               ShapeToString(tensor->shape()), ShapeToString(part.shape));
       }
-      if (tensor->dtype() != DType::kBF16 && tensor->dtype() != DType::kF32 && tensor->dtype() != DType::kF16) {
-        return Unsupported("{} is {}; bf16, f16 and f32 weights are built", part.name, DTypeName(tensor->dtype()));
+      if (tensor->dtype() != DType::kBF16 && tensor->dtype() != DType::kF32 &&
+          tensor->dtype() != DType::kF16) {
+        return Unsupported("{} is {}; bf16, f16 and f32 weights are built", part.name,
+                           DTypeName(tensor->dtype()));
       }
       TARE_ASSIGN_OR_RETURN(Tensor view, PartView(value, part));
-      TARE_RETURN_IF_ERROR(ConvertElements(tensor->data(), tensor->dtype(), view.mutable_data(), config.dtype,
-                                           view.elements(), Fp8Overflow::kSaturate, pool));
+      TARE_RETURN_IF_ERROR(ConvertElements(tensor->data(), tensor->dtype(), view.mutable_data(),
+                                           config.dtype, view.elements(), Fp8Overflow::kSaturate,
+                                           pool));
     }
     TARE_ASSIGN_OR_RETURN(p.value, value.To(options.device));
   }
@@ -177,7 +191,8 @@ Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const Mo
   return m;
 }
 
-Result<Model> Model::Load(ThreadPool* pool, const Checkpoint& checkpoint, const ModelOptions& options) {
+Result<Model> Model::Load(ThreadPool* pool, const Checkpoint& checkpoint,
+                          const ModelOptions& options) {
   TARE_ASSIGN_OR_RETURN(ModelConfig config, ParseConfig(checkpoint.config().raw));
   // generation_config.json wins; it often lists more ends than config.json.
   if (!checkpoint.config().eos_token_ids.empty()) {
@@ -200,14 +215,16 @@ Result<Model> Model::FromTensors(ThreadPool* pool, const ModelConfig& config,
   std::map<std::string, Tensor> by_name;
   for (const auto& [name, tensor] : tensors) {
     names.push_back(name);
-    if (!by_name.emplace(name, tensor).second) return InvalidArgument("tensor {} is given twice", name);
+    if (!by_name.emplace(name, tensor).second)
+      return InvalidArgument("tensor {} is given twice", name);
   }
   return Build(pool, config, options, names, [&](const std::string& name) -> Result<Tensor> {
     return by_name.at(name).To(Device::kCpu);
   });
 }
 
-Result<Model> Model::Zeros(ThreadPool* pool, const ModelConfig& config, const ModelOptions& options) {
+Result<Model> Model::Zeros(ThreadPool* pool, const ModelConfig& config,
+                           const ModelOptions& options) {
   return Build(pool, config, options, {}, nullptr);
 }
 
@@ -251,7 +268,8 @@ Status Model::Repack(ThreadPool* pool) {
     const int64_t n = w.dim(0) / experts, k = w.dim(1);
     for (int64_t e = 0; e < experts; ++e) {
       const char* data = static_cast<const char*>(w.data()) + e * n * k * SizeOf(w.dtype());
-      TARE_ASSIGN_OR_RETURN(auto packed, ops::linear::PackedWeight::Pack(pool, data, w.dtype(), n, k));
+      TARE_ASSIGN_OR_RETURN(auto packed,
+                            ops::linear::PackedWeight::Pack(pool, data, w.dtype(), n, k));
       packed_[index].push_back(std::move(packed));
     }
     return Ok();

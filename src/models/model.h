@@ -2,11 +2,11 @@
 
 // Model: a configuration and its weights, in the layout that Forward reads.
 //
-// Weights are stored fused: one tensor for q, k and v, one for gate and up, one per MoE layer for all
-// experts. A *parameter* is one such stored tensor: the unit of gradients, moments and updates. Its
-// *parts* are the Hugging Face tensors inside it, each a run of whole rows, so that a part is a
-// contiguous view. The packed copies that the CPU kernels stream hold the same bits; whoever writes to
-// a parameter calls Repack before the next Forward.
+// Weights are stored fused: one tensor for q, k and v, one for gate and up, one per MoE layer for
+// all experts. A *parameter* is one such stored tensor: the unit of gradients, moments and updates.
+// Its *parts* are the Hugging Face tensors inside it, each a run of whole rows, so that a part is a
+// contiguous view. The packed copies that the CPU kernels stream hold the same bits; whoever writes
+// to a parameter calls Repack before the next Forward.
 
 #include <cstdint>
 #include <functional>
@@ -30,9 +30,9 @@ class Checkpoint;
 namespace tare::models {
 
 struct ParameterPart {
-  std::string name;   // "model.layers.3.self_attn.k_proj.weight"
-  int64_t row = 0;    // first row inside the parameter
-  Shape shape;        // of the part; [rows, ...] or [rows]
+  std::string name;  // "model.layers.3.self_attn.k_proj.weight"
+  int64_t row = 0;   // first row inside the parameter
+  Shape shape;       // of the part; [rows, ...] or [rows]
 };
 
 enum class ParameterKind : uint8_t { kEmbedding, kLinear, kNorm, kBias, kSink };
@@ -40,7 +40,7 @@ enum class ParameterKind : uint8_t { kEmbedding, kLinear, kNorm, kBias, kSink };
 struct Parameter {
   std::string name;  // "layers.3.qkv": unique, stable; names the gradient too
   ParameterKind kind = ParameterKind::kLinear;
-  Tensor value;      // [rows, ...], config.dtype, on the model's device
+  Tensor value;  // [rows, ...], config.dtype, on the model's device
   std::vector<ParameterPart> parts;
 };
 
@@ -71,14 +71,17 @@ class Model {
 
   // Every tensor of the architecture must be there with its shape, and none besides (rotary buffers
   // and a redundant tied head excepted, the head only if its bytes equal the embedding's):
-  // kInvalidArgument lists what is missing or left over. f32 tensors are rounded once to config.dtype.
-  static Result<Model> Load(ThreadPool* pool, const Checkpoint& checkpoint, const ModelOptions& options = {});
+  // kInvalidArgument lists what is missing or left over. f32 tensors are rounded once to
+  // config.dtype.
+  static Result<Model> Load(ThreadPool* pool, const Checkpoint& checkpoint,
+                            const ModelOptions& options = {});
   // Named tensors (Hugging Face names) instead of a checkpoint.
   static Result<Model> FromTensors(ThreadPool* pool, const ModelConfig& config,
                                    const std::vector<std::pair<std::string, Tensor>>& tensors,
                                    const ModelOptions& options = {});
   // All parameters zero: for a trainer that restores into it.
-  static Result<Model> Zeros(ThreadPool* pool, const ModelConfig& config, const ModelOptions& options = {});
+  static Result<Model> Zeros(ThreadPool* pool, const ModelConfig& config,
+                             const ModelOptions& options = {});
 
   // Names and shapes of the tensors that a configuration has, sorted by name.
   static std::vector<std::pair<std::string, Shape>> TensorShapes(const ModelConfig& config);
@@ -123,8 +126,8 @@ class Model {
   Model() = default;
   // parameters_ and layers_ from config_, values undefined.
   void Declare();
-  static Result<Model> Build(ThreadPool* pool, const ModelConfig& config, const ModelOptions& options,
-                             const std::vector<std::string>& names,
+  static Result<Model> Build(ThreadPool* pool, const ModelConfig& config,
+                             const ModelOptions& options, const std::vector<std::string>& names,
                              const std::function<Result<Tensor>(const std::string&)>& get);
 };
 

@@ -85,14 +85,27 @@ inline ops::grouped_linear::Params ExpertDownParams(const ModelConfig& c) {
 }
 
 inline ops::embedding::Params EmbeddingParams(const ModelConfig& c) {
-  return {.vocab = c.vocab, .hidden = c.hidden, .dtype = c.dtype, .table_dtype = c.dtype, .grad_dtype = c.grad_dtype};
+  return {.vocab = c.vocab,
+          .hidden = c.hidden,
+          .dtype = c.dtype,
+          .table_dtype = c.dtype,
+          .grad_dtype = c.grad_dtype};
 }
 inline ops::rmsnorm::Params NormParams(const ModelConfig& c, bool add_residual) {
-  return {.hidden = c.hidden, .dtype = c.dtype, .weight_dtype = c.dtype, .residual_dtype = c.residual_dtype,
-          .grad_dtype = c.grad_dtype, .eps = c.norm_eps, .add_residual = add_residual};
+  return {.hidden = c.hidden,
+          .dtype = c.dtype,
+          .weight_dtype = c.dtype,
+          .residual_dtype = c.residual_dtype,
+          .grad_dtype = c.grad_dtype,
+          .eps = c.norm_eps,
+          .add_residual = add_residual};
 }
 inline ops::headnorm::Params HeadNormParams(const ModelConfig& c, int64_t heads) {
-  return {.heads = heads, .head_dim = c.head_dim, .dtype = c.dtype, .weight_dtype = c.dtype, .grad_dtype = c.dtype,
+  return {.heads = heads,
+          .head_dim = c.head_dim,
+          .dtype = c.dtype,
+          .weight_dtype = c.dtype,
+          .grad_dtype = c.dtype,
           .eps = c.norm_eps};
 }
 inline ops::attention::Params AttentionParams(const ModelConfig& c, const LayerConfig& layer) {
@@ -114,7 +127,10 @@ inline ops::gate::Params GateParams(const ModelConfig& c, int64_t width) {
   return {.width = width, .activation = c.activation, .dtype = c.dtype, .grad_dtype = c.dtype};
 }
 inline ops::router::Params RouterParams(const ModelConfig& c) {
-  return {.experts = c.experts, .top_k = c.top_k, .logits_dtype = DType::kF32, .grad_dtype = DType::kF32,
+  return {.experts = c.experts,
+          .top_k = c.top_k,
+          .logits_dtype = DType::kF32,
+          .grad_dtype = DType::kF32,
           .renormalise = c.renormalise};
 }
 inline ops::combine::Params CombineParams(const ModelConfig& c) {

@@ -24,17 +24,22 @@ Status SetZero(Tensor* t) {
   return Ok();
 }
 
-Status GatherRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t> rows, Tensor* out) {
+Status GatherRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t> rows,
+                  Tensor* out) {
   const int64_t bytes = x.dim(1) * SizeOf(x.dtype());
   if (ctx.device == Device::kCpu) {
     const char* from = static_cast<const char*>(x.data());
     char* to = static_cast<char*>(out->mutable_data());
-    for (size_t i = 0; i < rows.size(); ++i) std::memcpy(to + static_cast<int64_t>(i) * bytes, from + rows[i] * bytes, bytes);
+    for (size_t i = 0; i < rows.size(); ++i)
+      std::memcpy(to + static_cast<int64_t>(i) * bytes, from + rows[i] * bytes, bytes);
     return Ok();
   }
   const std::vector<int32_t> token(rows.begin(), rows.end());
-  TARE_ASSIGN_OR_RETURN(const Tensor index, ToDevice(token.data(), DType::kI32, {static_cast<int64_t>(token.size())}, ctx.device));
-  const ops::dispatch::Params params{.hidden = x.dim(1), .top_k = 1, .dtype = x.dtype(), .grad_dtype = x.dtype()};
+  TARE_ASSIGN_OR_RETURN(
+      const Tensor index,
+      ToDevice(token.data(), DType::kI32, {static_cast<int64_t>(token.size())}, ctx.device));
+  const ops::dispatch::Params params{
+      .hidden = x.dim(1), .top_k = 1, .dtype = x.dtype(), .grad_dtype = x.dtype()};
   ops::dispatch::Args args;
   args.rows = x.dim(0);
   args.out_rows = static_cast<int64_t>(rows.size());
@@ -44,14 +49,16 @@ Status GatherRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t>
   return ops::dispatch::Forward(ctx, params, args);
 }
 
-Status ScatterRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t> rows, Tensor* out) {
+Status ScatterRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t> rows,
+                   Tensor* out) {
   const int64_t bytes = x.dim(1) * SizeOf(x.dtype());
   if (ctx.device == Device::kCpu) {
     TARE_RETURN_IF_ERROR(SetZero(out));
     const char* from = static_cast<const char*>(x.data());
     char* to = static_cast<char*>(out->mutable_data());
     for (size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i] >= 0) std::memcpy(to + rows[i] * bytes, from + static_cast<int64_t>(i) * bytes, bytes);
+      if (rows[i] >= 0)
+        std::memcpy(to + rows[i] * bytes, from + static_cast<int64_t>(i) * bytes, bytes);
     }
     return Ok();
   }
@@ -59,8 +66,10 @@ Status ScatterRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i] >= 0) slot[rows[i]] = static_cast<int32_t>(i);
   }
-  TARE_ASSIGN_OR_RETURN(const Tensor index, ToDevice(slot.data(), DType::kI32, {out->dim(0), 1}, ctx.device));
-  const ops::dispatch::Params params{.hidden = x.dim(1), .top_k = 1, .dtype = x.dtype(), .grad_dtype = x.dtype()};
+  TARE_ASSIGN_OR_RETURN(const Tensor index,
+                        ToDevice(slot.data(), DType::kI32, {out->dim(0), 1}, ctx.device));
+  const ops::dispatch::Params params{
+      .hidden = x.dim(1), .top_k = 1, .dtype = x.dtype(), .grad_dtype = x.dtype()};
   ops::dispatch::BackwardArgs args;
   args.rows = out->dim(0);
   args.out_rows = x.dim(0);
@@ -80,24 +89,28 @@ Result<Prepared> Prepare(const Model& model, const Batch& batch) {
   if (batch.cache != nullptr &&
       (batch.block_rows < 0 || batch.max_pages < 0 ||
        static_cast<int64_t>(batch.block_table.size()) != batch.block_rows * batch.max_pages)) {
-    return InvalidArgument("the block table has {} entries for [{}, {}]", batch.block_table.size(), batch.block_rows,
-                           batch.max_pages);
+    return InvalidArgument("the block table has {} entries for [{}, {}]", batch.block_table.size(),
+                           batch.block_rows, batch.max_pages);
   }
   int64_t real = 0;
   for (size_t r = 0; r < batch.runs.size(); ++r) {
     const TokenRun& run = batch.runs[r];
     const int64_t n = static_cast<int64_t>(run.tokens.size()), begin = p.layout.row_of_run[r];
     if (run.position > model.max_positions() - n) {
-      return InvalidArgument("run {} reaches position {}; the rope tables end at {}", r, run.position + n, model.max_positions());
+      return InvalidArgument("run {} reaches position {}; the rope tables end at {}", r,
+                             run.position + n, model.max_positions());
     }
     if (!(run.temperature > 0.0f) || !std::isfinite(run.temperature)) {
-      return InvalidArgument("run {} has temperature {}; a finite one above 0 is expected", r, run.temperature);
+      return InvalidArgument("run {} has temperature {}; a finite one above 0 is expected", r,
+                             run.temperature);
     }
     for (int64_t i = 0; i < n; ++i) {
       const int32_t id = run.tokens[i];
-      if (id < 0 || id >= c.vocab) return InvalidArgument("run {} token {} is {}; the vocabulary has {}", r, i, id, c.vocab);
+      if (id < 0 || id >= c.vocab)
+        return InvalidArgument("run {} token {} is {}; the vocabulary has {}", r, i, id, c.vocab);
       if (!run.targets.empty() && (run.targets[i] < -1 || run.targets[i] >= c.vocab)) {
-        return InvalidArgument("run {} target {} is {}; -1 to {} is possible", r, i, run.targets[i], c.vocab - 1);
+        return InvalidArgument("run {} target {} is {}; -1 to {} is possible", r, i, run.targets[i],
+                               c.vocab - 1);
       }
       ids[begin + i] = id;
       positions[begin + i] = static_cast<int32_t>(run.position + i);
@@ -111,7 +124,9 @@ Result<Prepared> Prepare(const Model& model, const Batch& batch) {
     p.max_keys = std::max(p.max_keys, run.position + n);
     if (batch.cache == nullptr) {
       if (run.position != 0) {
-        return InvalidArgument("run {} starts at position {} without a cache; its keys would be missing", r, run.position);
+        return InvalidArgument(
+            "run {} starts at position {} without a cache; its keys would be missing", r,
+            run.position);
       }
       a.kv_begin = begin;
     } else {
@@ -119,13 +134,14 @@ Result<Prepared> Prepare(const Model& model, const Batch& batch) {
       const int64_t page_size = batch.cache->page_size();
       const int64_t pages = (run.position + n + page_size - 1) / page_size;
       if (run.block_row < 0 || run.block_row >= batch.block_rows || pages > batch.max_pages) {
-        return InvalidArgument("run {} needs {} pages of row {}; the block table is [{}, {}]", r, pages, run.block_row,
-                               batch.block_rows, batch.max_pages);
+        return InvalidArgument("run {} needs {} pages of row {}; the block table is [{}, {}]", r,
+                               pages, run.block_row, batch.block_rows, batch.max_pages);
       }
       for (int64_t i = 0; i < pages; ++i) {
         const int32_t page = batch.block_table[run.block_row * batch.max_pages + i];
         if (page < 0 || page >= batch.cache->num_pages()) {
-          return InvalidArgument("run {} block {} is page {}; the cache has {}", r, i, page, batch.cache->num_pages());
+          return InvalidArgument("run {} block {} is page {}; the cache has {}", r, i, page,
+                                 batch.cache->num_pages());
         }
       }
     }
@@ -137,13 +153,14 @@ Result<Prepared> Prepare(const Model& model, const Batch& batch) {
   TARE_ASSIGN_OR_RETURN(p.positions, ToDevice(positions.data(), DType::kI32, {rows}, device));
   TARE_ASSIGN_OR_RETURN(p.valid, ToDevice(valid.data(), DType::kU8, {rows}, device));
   if (batch.cache != nullptr) {
-    TARE_ASSIGN_OR_RETURN(p.block_table,
-                          ToDevice(batch.block_table.data(), DType::kI32, {batch.block_rows, batch.max_pages}, device));
+    TARE_ASSIGN_OR_RETURN(p.block_table, ToDevice(batch.block_table.data(), DType::kI32,
+                                                  {batch.block_rows, batch.max_pages}, device));
   }
   return p;
 }
 
-Reporter::Reporter(Tap* tap, const Model& model, const Batch& batch, const Prepared& prepared, fault::Side side)
+Reporter::Reporter(Tap* tap, const Model& model, const Batch& batch, const Prepared& prepared,
+                   fault::Side side)
     : tap_(tap), model_(model), batch_(batch), side_(side) {
   if (tap_ == nullptr) return;
   TapFrame frame;
@@ -190,8 +207,8 @@ void Reporter::Emit(int layer, const std::string& name, const char* op, const Te
   tap_->Emit(point, *host);
 }
 
-void Reporter::EmitColumns(int layer, const std::string& name, const char* op, const Tensor& value, int64_t begin,
-                           int64_t width, std::vector<std::string> inputs) {
+void Reporter::EmitColumns(int layer, const std::string& name, const char* op, const Tensor& value,
+                           int64_t begin, int64_t width, std::vector<std::string> inputs) {
   if (tap_ == nullptr) return;
   auto host = value.To(Device::kCpu);
   TARE_CHECK(host.ok()) << host.status().ToString();
@@ -200,7 +217,8 @@ void Reporter::EmitColumns(int layer, const std::string& name, const char* op, c
   const int64_t item = SizeOf(value.dtype()), stride = value.dim(1) * item;
   const char* from = static_cast<const char*>(host->data()) + begin * item;
   char* to = static_cast<char*>(columns->mutable_data());
-  for (int64_t t = 0; t < value.dim(0); ++t) std::memcpy(to + t * width * item, from + t * stride, width * item);
+  for (int64_t t = 0; t < value.dim(0); ++t)
+    std::memcpy(to + t * width * item, from + t * stride, width * item);
   Emit(layer, name, op, *columns, std::move(inputs));
 }
 
@@ -222,8 +240,8 @@ void Reporter::EmitSlots(int layer, const std::string& name, const char* op, con
   Emit(layer, name, op, *slots, std::move(inputs));
 }
 
-// The embedding rows are what the tokens alone determine: copied again from the table they must equal
-// what the frame holds, else the frame is stale.
+// The embedding rows are what the tokens alone determine: copied again from the table they must
+// equal what the frame holds, else the frame is stale.
 void Reporter::EmitEmbedding(const Model& model, const Prepared& prepared, const Tensor& out) {
   if (tap_ == nullptr) return;
   Emit(-1, "embed.out", "embedding", out, {}, TapRole::kSentinel);
@@ -243,7 +261,8 @@ void Reporter::EndWithLogprobs(std::span<const float> logprob, std::span<const f
   if (tap_ == nullptr) return;
   Close();
   if (logprob.empty()) return;
-  // A logprob belongs to its target: rows are targets, one run for each stretch of consecutive ones.
+  // A logprob belongs to its target: rows are targets, one run for each stretch of consecutive
+  // ones.
   TapFrame frame;
   frame.phase = batch_.phase;
   frame.side = side_;
@@ -261,7 +280,8 @@ void Reporter::EndWithLogprobs(std::span<const float> logprob, std::span<const f
       }
       // A stretch goes on only where the targets are the sequence's own next tokens.
       if (!continues) {
-        frame.runs.push_back({run.name, history, run.position + static_cast<int64_t>(i) + 1, row, {}});
+        frame.runs.push_back(
+            {run.name, history, run.position + static_cast<int64_t>(i) + 1, row, {}});
       }
       frame.runs.back().tokens.push_back(run.targets[i]);
       continues = i + 1 < run.tokens.size() && run.tokens[i + 1] == run.targets[i];
@@ -270,7 +290,8 @@ void Reporter::EndWithLogprobs(std::span<const float> logprob, std::span<const f
   }
   tap_->BeginFrame(frame);
   const auto emit = [&](const char* name, std::span<const float> values) {
-    auto t = ToDevice(values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, Device::kCpu);
+    auto t =
+        ToDevice(values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, Device::kCpu);
     TARE_CHECK(t.ok()) << t.status().ToString();
     TapPoint point;
     point.name = name;

@@ -14,9 +14,9 @@ namespace tare::models {
 // A batch laid out and copied to the device.
 struct Prepared {
   BatchLayout layout;
-  Tensor ids;        // i32 [T]; 0 in padding
-  Tensor positions;  // i32 [T]; 0 in padding
-  Tensor valid;      // u8 [T]
+  Tensor ids;          // i32 [T]; 0 in padding
+  Tensor positions;    // i32 [T]; 0 in padding
+  Tensor valid;        // u8 [T]
   Tensor block_table;  // i32 [block_rows, max_pages], with a cache
   std::vector<ops::attention::Run> runs;
   int64_t max_keys = 0;
@@ -31,13 +31,15 @@ Result<Tensor> ToDevice(const void* data, DType dtype, Shape shape, Device devic
 Status GatherRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t> rows, Tensor* out);
 // Row i of `x` to row rows[i] of out [T, W] (-1: nowhere); the others become +0. Others than -1 are
 // distinct.
-Status ScatterRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t> rows, Tensor* out);
+Status ScatterRows(const ops::Ctx& ctx, const Tensor& x, std::span<const int64_t> rows,
+                   Tensor* out);
 Status SetZero(Tensor* t);
 
 // Names and emits what a forward computed. With a null tap every call is one branch.
 class Reporter {
  public:
-  Reporter(Tap* tap, const Model& model, const Batch& batch, const Prepared& prepared, fault::Side side);
+  Reporter(Tap* tap, const Model& model, const Batch& batch, const Prepared& prepared,
+           fault::Side side);
   ~Reporter();
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
@@ -45,10 +47,11 @@ class Reporter {
   bool on() const { return tap_ != nullptr; }
   // Layer -1: `name` as it is; else "layers.N." in front. Inputs are full names.
   void Emit(int layer, const std::string& name, const char* op, const Tensor& value,
-            std::vector<std::string> inputs, TapRole role = TapRole::kValue, bool reads_history = false);
+            std::vector<std::string> inputs, TapRole role = TapRole::kValue,
+            bool reads_history = false);
   // Columns [begin, begin + width) of value [T, W].
-  void EmitColumns(int layer, const std::string& name, const char* op, const Tensor& value, int64_t begin,
-                   int64_t width, std::vector<std::string> inputs);
+  void EmitColumns(int layer, const std::string& name, const char* op, const Tensor& value,
+                   int64_t begin, int64_t width, std::vector<std::string> inputs);
   // Routed rows put back in (token, slot) order: [T, top_k * W], zeros where a slot has no expert.
   void EmitSlots(int layer, const std::string& name, const char* op, const Tensor& routed,
                  const ops::dispatch::Plan& plan, std::vector<std::string> inputs);
@@ -70,9 +73,14 @@ class Reporter {
 // One decoder layer. Buffers come from the scratch, or are kept in `saved` when that is not null.
 class LayerPass {
  public:
-  LayerPass(const ops::Ctx& ctx, const Model& model, const Batch& batch, const Prepared& prepared, Scratch* scratch,
-            Reporter* reporter)
-      : ctx_(ctx), model_(model), config_(model.config()), batch_(batch), prepared_(prepared), scratch_(scratch),
+  LayerPass(const ops::Ctx& ctx, const Model& model, const Batch& batch, const Prepared& prepared,
+            Scratch* scratch, Reporter* reporter)
+      : ctx_(ctx),
+        model_(model),
+        config_(model.config()),
+        batch_(batch),
+        prepared_(prepared),
+        scratch_(scratch),
         reporter_(reporter) {}
 
   // In: `x` [T, H], the output of what came before, and `h` [T, H], the residual stream without it;
@@ -87,7 +95,8 @@ class LayerPass {
   Status Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::Layer* saved);
   Status Mlp(int64_t layer, const Tensor& x, Tensor* out, Tape::Layer* saved);
   Status Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Layer* saved);
-  Status Linear(const ops::linear::Params& params, int weight, int bias, const Tensor& x, Tensor* y);
+  Status Linear(const ops::linear::Params& params, int weight, int bias, const Tensor& x,
+                Tensor* y);
 
   const ops::Ctx& ctx_;
   const Model& model_;
@@ -103,7 +112,7 @@ class LayerPass {
 Result<ops::Ctx> WithWorkspace(const ops::Ctx& ctx, Scratch* scratch, size_t bytes);
 
 // x W^T (+ bias) of one parameter through the linear operator.
-Status RunLinear(const ops::Ctx& ctx, const Model& model, const ops::linear::Params& params, int weight, int bias,
-                 const void* x, int64_t rows, void* y, Scratch* scratch);
+Status RunLinear(const ops::Ctx& ctx, const Model& model, const ops::linear::Params& params,
+                 int weight, int bias, const void* x, int64_t rows, void* y, Scratch* scratch);
 
 }  // namespace tare::models

@@ -114,15 +114,16 @@ Result<std::vector<std::string_view>> Splitter::Split(std::string_view text) con
     const pcre2_code* code = compiled_[stage]->code.get();
     std::unique_ptr<pcre2_match_data, FreeMatch> match(
         pcre2_match_data_create_from_pattern(code, nullptr));
-    if (match == nullptr) return Error(Code::kExhausted, "no memory for a regular-expression match");
+    if (match == nullptr)
+      return Error(Code::kExhausted, "no memory for a regular-expression match");
     std::vector<std::string_view> next;
     next.reserve(pieces.size());
     for (std::string_view piece : pieces) {
       size_t at = 0;   // where the search goes on
       size_t gap = 0;  // start of what no match has taken
       while (at < piece.size()) {
-        const int rc = pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(piece.data()), piece.size(), at,
-                                   PCRE2_NO_UTF_CHECK, match.get(), nullptr);
+        const int rc = pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(piece.data()), piece.size(),
+                                   at, PCRE2_NO_UTF_CHECK, match.get(), nullptr);
         if (rc == PCRE2_ERROR_NOMATCH) break;
         if (rc < 0) {
           return Error(Code::kExhausted, "split rule {}: PCRE2 match error {} at byte {} of {}",

@@ -1,10 +1,10 @@
 #pragma once
 
-// The split rules in front of byte-level BPE, as data: GPT-2, Llama 3, Qwen2/3 and SmolLM. A rule is
-// known by the exact regular expression that a tokenizer.json states; another one is refused, since a
-// near miss gives other token IDs without any sign. `\s` follows Unicode's White_Space property (as
-// the reference implementations do), \p{L} and \p{N} the Unicode version of PCRE2 (14 in 10.42):
-// characters assigned later may split elsewhere than in a newer implementation.
+// The split rules in front of byte-level BPE, as data: GPT-2, Llama 3, Qwen2/3 and SmolLM. A rule
+// is known by the exact regular expression that a tokenizer.json states; another one is refused,
+// since a near miss gives other token IDs without any sign. `\s` follows Unicode's White_Space
+// property (as the reference implementations do), \p{L} and \p{N} the Unicode version of PCRE2 (14
+// in 10.42): characters assigned later may split elsewhere than in a newer implementation.
 
 #include <memory>
 #include <optional>

@@ -1,5 +1,5 @@
-// What a forward reports through a tap: every operator by the agreed name, in order, with inputs that
-// were reported before; values that do not depend on packing; and no bit moved by watching.
+// What a forward reports through a tap: every operator by the agreed name, in order, with inputs
+// that were reported before; values that do not depend on packing; and no bit moved by watching.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,8 @@ TEST(ReportTest, NamesInputsAndSentinel) {
   Context context(2);
   const std::vector<uint32_t> unwatched = Bits(context.Run(model, ref.MakeBatch()).logprob);
   Collector tap;
-  EXPECT_EQ(Bits(context.Run(model, ref.MakeBatch(), nullptr, &tap).logprob), unwatched) << "watching moved a bit";
+  EXPECT_EQ(Bits(context.Run(model, ref.MakeBatch(), nullptr, &tap).logprob), unwatched)
+      << "watching moved a bit";
   EXPECT_FALSE(tap.open_);
   ASSERT_EQ(tap.frames.size(), 2u);
   ASSERT_EQ(tap.frames[0].runs.size(), ref.lengths.size());
@@ -70,10 +71,12 @@ TEST(ReportTest, NamesInputsAndSentinel) {
     if (r.point.role == TapRole::kExpected) {
       const auto* sentinel = tap.Find(r.point.name);
       ASSERT_NE(sentinel, nullptr);
-      EXPECT_EQ(0, std::memcmp(sentinel->value.data(), r.value.data(), r.value.size_bytes())) << "stale frame";
+      EXPECT_EQ(0, std::memcmp(sentinel->value.data(), r.value.data(), r.value.size_bytes()))
+          << "stale frame";
       continue;
     }
-    for (const std::string& input : r.point.inputs) EXPECT_TRUE(seen.contains(input)) << r.point.name << " reads " << input;
+    for (const std::string& input : r.point.inputs)
+      EXPECT_TRUE(seen.contains(input)) << r.point.name << " reads " << input;
     EXPECT_TRUE(seen.insert(r.point.name).second) << r.point.name << " twice";
     if (r.frame == 0) {
       EXPECT_EQ(r.value.dim(0), static_cast<int64_t>(ref.tokens.size())) << r.point.name;
@@ -81,8 +84,9 @@ TEST(ReportTest, NamesInputsAndSentinel) {
     moe += r.point.role == TapRole::kDiscrete;
   }
   EXPECT_EQ(moe, 2) << "router decisions of the two MoE layers";
-  for (const char* name : {"embed.out", "layers.0.self_attn.q.rope", "layers.1.self_attn.attn.out", "layers.2.mlp.router.ids",
-                           "layers.2.mlp.experts.out", "layers.5.mlp.down_proj.out", "layers.5.out", "norm.out", "logprob"}) {
+  for (const char* name : {"embed.out", "layers.0.self_attn.q.rope", "layers.1.self_attn.attn.out",
+                           "layers.2.mlp.router.ids", "layers.2.mlp.experts.out",
+                           "layers.5.mlp.down_proj.out", "layers.5.out", "norm.out", "logprob"}) {
     EXPECT_TRUE(seen.contains(name)) << name;
   }
   // The logprob frame: rows are targets, each run's first history is the prompt before it.
@@ -118,7 +122,8 @@ TEST(ReportTest, EveryReportedRowIsInvariant) {
     // The position of the frame's first row, less that of the whole frame's.
     const TapRun& run = cut.frames[r.frame].runs[0];
     const int64_t at = run.position - whole.frames[w->frame].runs[0].position;
-    EXPECT_EQ(0, std::memcmp(r.value.data(), static_cast<const char*>(w->value.data()) + at * row, r.value.size_bytes()))
+    EXPECT_EQ(0, std::memcmp(r.value.data(), static_cast<const char*>(w->value.data()) + at * row,
+                             r.value.size_bytes()))
         << r.point.name << " at position " << run.position;
     ++compared;
   }
@@ -136,7 +141,9 @@ TEST(ReportTest, BackwardReportsTheStreamsGradient) {
   LossGradient loss;
   loss.dlogprob = ref.dlogprob;
   Collector tap;
-  ASSERT_TRUE(Backward(context.ctx, model, batch, loss, &tape, &context.scratch, &*gradients, 0, &tap).ok());
+  ASSERT_TRUE(
+      Backward(context.ctx, model, batch, loss, &tape, &context.scratch, &*gradients, 0, &tap)
+          .ok());
   ASSERT_EQ(tap.frames.size(), 1u);
   EXPECT_EQ(tap.frames[0].phase, TapPhase::kBackward);
   ASSERT_EQ(tap.records.size(), 7u);
@@ -144,13 +151,17 @@ TEST(ReportTest, BackwardReportsTheStreamsGradient) {
   EXPECT_EQ(tap.records[6].point.name, "layers.0.grad");
 }
 
-// The names and the values of a real system: vLLM's first three layers of SmolLM2 on 20 tokens. bf16
-// roundings at other places leave a relative RMS difference of about 2^-8; another formula leaves far more.
+// The names and the values of a real system: vLLM's first three layers of SmolLM2 on 20 tokens.
+// bf16 roundings at other places leave a relative RMS difference of about 2^-8; another formula
+// leaves far more.
 TEST(ReportTest, NamesAndValuesOfARealSystem) {
   const char* path = std::getenv("TARE_SMOLLM2");
   const std::string dir = path != nullptr ? path : std::string(TARE_SOURCE_DIR) + "/models/smollm2";
-  if (!Env::Real()->Exists(dir + "/config.json")) GTEST_SKIP() << dir << " is absent; scripts/get_model.sh fetches it";
-  auto file = SafetensorsFile::Open(Env::Real(), std::string(TARE_SOURCE_DIR) + "/tests/data/real/layers/vllm.prefill.safetensors");
+  if (!Env::Real()->Exists(dir + "/config.json"))
+    GTEST_SKIP() << dir << " is absent; scripts/get_model.sh fetches it";
+  auto file =
+      SafetensorsFile::Open(Env::Real(), std::string(TARE_SOURCE_DIR) +
+                                             "/tests/data/real/layers/vllm.prefill.safetensors");
   ASSERT_TRUE(file.ok()) << file.status().ToString();
   std::vector<int32_t> tokens;
   std::vector<std::string> order;
@@ -185,7 +196,8 @@ TEST(ReportTest, NamesAndValuesOfARealSystem) {
     ASSERT_EQ(ours->value.dtype(), theirs.dtype()) << name;
     double difference = 0, size = 0;
     for (int64_t i = 0; i < theirs.elements(); ++i) {
-      const double a = Bf16ToF32(ours->value.as<uint16_t>()[i]), b = Bf16ToF32(theirs.as<uint16_t>()[i]);
+      const double a = Bf16ToF32(ours->value.as<uint16_t>()[i]),
+                   b = Bf16ToF32(theirs.as<uint16_t>()[i]);
       difference += (a - b) * (a - b);
       size += b * b;
     }
@@ -193,7 +205,8 @@ TEST(ReportTest, NamesAndValuesOfARealSystem) {
     if (relative > worst) worst = relative, worst_at = name;
     EXPECT_LT(relative, 0x1p-6) << name;
   }
-  std::printf("46 tensors of vLLM: largest relative RMS difference %.5f at %s\n", worst, worst_at.c_str());
+  std::printf("46 tensors of vLLM: largest relative RMS difference %.5f at %s\n", worst,
+              worst_at.c_str());
 }
 
 }  // namespace

@@ -18,13 +18,15 @@ TokenHash HistoryOf(const ScoreSequence& s, int64_t position) {
 
 }  // namespace
 
-Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model, const std::vector<ScoreSequence>& sequences,
+Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model,
+                                   const std::vector<ScoreSequence>& sequences,
                                    const ScoreOptions& options, Scratch* scratch, Tap* tap) {
   if (options.batch_tokens < 1 || options.chunk < 0 || options.page_size < 1) {
-    return InvalidArgument("batch_tokens {}, chunk {} and page_size {} must be at least 1, 0 and 1", options.batch_tokens,
-                           options.chunk, options.page_size);
+    return InvalidArgument("batch_tokens {}, chunk {} and page_size {} must be at least 1, 0 and 1",
+                           options.batch_tokens, options.chunk, options.page_size);
   }
-  if (options.tape && options.chunk != 0) return InvalidArgument("a tape records whole sequences, not chunks");
+  if (options.tape && options.chunk != 0)
+    return InvalidArgument("a tape records whole sequences, not chunks");
   ScoreResult result;
   result.logprob.resize(sequences.size());
   result.entropy.resize(sequences.size());
@@ -33,8 +35,11 @@ Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model, cons
     const ScoreSequence& s = sequences[i];
     const int64_t n = static_cast<int64_t>(s.tokens.size());
     if (n < 2 || s.first < 1 || s.first >= n) {
-      return InvalidArgument("sequence {} (\"{}\") has {} tokens and is scored from token {}; at least one token after "
-                             "the first is needed", i, s.name, n, s.first);
+      return InvalidArgument(
+          "sequence {} (\"{}\") has {} tokens and is scored from token {}; at least one token "
+          "after "
+          "the first is needed",
+          i, s.name, n, s.first);
     }
     jobs[i].rows = n - 1;
     jobs[i].targets.assign(n - 1, -1);
@@ -43,7 +48,8 @@ Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model, cons
   std::vector<size_t> order(sequences.size());
   std::iota(order.begin(), order.end(), 0);
   if (options.longest_first) {
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return jobs[a].rows > jobs[b].rows; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return jobs[a].rows > jobs[b].rows; });
   }
 
   // Runs the batch and hands its values to the sequences.
@@ -83,7 +89,8 @@ Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model, cons
     // A group of sequences that fit together.
     std::vector<size_t> group;
     int64_t rows = 0, longest = 0;
-    while (next < order.size() && (group.empty() || rows + jobs[order[next]].rows <= options.batch_tokens)) {
+    while (next < order.size() &&
+           (group.empty() || rows + jobs[order[next]].rows <= options.batch_tokens)) {
       rows += jobs[order[next]].rows;
       longest = std::max(longest, jobs[order[next]].rows);
       group.push_back(order[next++]);
@@ -96,7 +103,8 @@ Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model, cons
     }
     const int64_t pages = (longest + options.page_size - 1) / options.page_size;
     const int64_t count = static_cast<int64_t>(group.size());
-    TARE_ASSIGN_OR_RETURN(KvCache cache, KvCache::Create(model.config(), pages * count, options.page_size, model.device()));
+    TARE_ASSIGN_OR_RETURN(KvCache cache, KvCache::Create(model.config(), pages * count,
+                                                         options.page_size, model.device()));
     std::vector<int32_t> table(pages * count);
     std::iota(table.begin(), table.end(), 0);
     for (int64_t begin = 0; begin < longest; begin += options.chunk) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Scoring: the logprob of every token of whole sequences, packed and cut as the caller likes. The bits
-// do not depend on how.
+// Scoring: the logprob of every token of whole sequences, packed and cut as the caller likes. The
+// bits do not depend on how.
 
 #include <cstdint>
 #include <string>
@@ -20,12 +20,13 @@ struct ScoreSequence {
 };
 
 struct ScoreOptions {
-  // Sequences are put together up to this many rows, at least one. Order as given, or longest first.
+  // Sequences are put together up to this many rows, at least one. Order as given, or longest
+  // first.
   int64_t batch_tokens = 2048;
   bool longest_first = false;
   int64_t row_align = 1;
-  // 0: whole sequences. Else every sequence goes through a paged cache in chunks of this many tokens
-  // (1: token by token, as decode does).
+  // 0: whole sequences. Else every sequence goes through a paged cache in chunks of this many
+  // tokens (1: token by token, as decode does).
   int64_t chunk = 0;
   int64_t page_size = 16;
   bool entropy = false;
@@ -42,7 +43,9 @@ struct ScoreResult {
 };
 
 // kInvalidArgument names the sequence.
-Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model, const std::vector<ScoreSequence>& sequences,
-                                   const ScoreOptions& options, Scratch* scratch, Tap* tap = nullptr);
+Result<ScoreResult> ScoreSequences(const ops::Ctx& ctx, const Model& model,
+                                   const std::vector<ScoreSequence>& sequences,
+                                   const ScoreOptions& options, Scratch* scratch,
+                                   Tap* tap = nullptr);
 
 }  // namespace tare::models

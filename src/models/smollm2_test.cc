@@ -1,5 +1,5 @@
-// The real model: tokens, template and logprobs of SmolLM2-135M-Instruct. Skipped where the model is
-// absent (scripts/get_model.sh fetches it).
+// The real model: tokens, template and logprobs of SmolLM2-135M-Instruct. Skipped where the model
+// is absent (scripts/get_model.sh fetches it).
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,14 +25,17 @@ std::string ModelPath() {
   const char* path = std::getenv("TARE_SMOLLM2");
   return path != nullptr ? path : std::string(TARE_SOURCE_DIR) + "/models/smollm2";
 }
-std::string Data(const std::string& name) { return std::string(TARE_SOURCE_DIR) + "/tests/data/" + name; }
+std::string Data(const std::string& name) {
+  return std::string(TARE_SOURCE_DIR) + "/tests/data/" + name;
+}
 
-#define REQUIRE_MODEL()                                                                            \
-  if (!Env::Real()->Exists(ModelPath() + "/config.json")) {                                        \
-    GTEST_SKIP() << ModelPath() << " is absent; scripts/get_model.sh fetches it";                  \
+#define REQUIRE_MODEL()                                                           \
+  if (!Env::Real()->Exists(ModelPath() + "/config.json")) {                       \
+    GTEST_SKIP() << ModelPath() << " is absent; scripts/get_model.sh fetches it"; \
   }
 
-// The eight prompts: the chat template gives the rendered text, the tokenizer its token IDs, exactly.
+// The eight prompts: the chat template gives the rendered text, the tokenizer its token IDs,
+// exactly.
 TEST(SmolLm2Test, PromptsHaveTheReferenceTokens) {
   REQUIRE_MODEL();
   auto checkpoint = Checkpoint::Open(ModelPath());
@@ -61,7 +64,8 @@ TEST(SmolLm2Test, PromptsHaveTheReferenceTokens) {
     ASSERT_EQ(static_cast<int>(ids->size()), p["prompt_tokens"].get<int>());
     EXPECT_EQ(0, std::memcmp(ids->data(), tokens.data(), ids->size() * 4)) << "prompt " << i;
     // The continuation's text decodes to what the reference says, token by token too.
-    std::span<const int32_t> rest(tokens.as<int32_t>() + ids->size(), tokens.elements() - ids->size());
+    std::span<const int32_t> rest(tokens.as<int32_t>() + ids->size(),
+                                  tokens.elements() - ids->size());
     EXPECT_EQ(*tokenizer->Decode(rest), p["text"].get<std::string>());
     StreamDecoder stream(*tokenizer);
     std::string joined;
@@ -91,12 +95,12 @@ TEST(SmolLm2Test, TokenizerGivesTheSameIdsOnTenThousandStrings) {
     EXPECT_EQ(*tokenizer->Decode(*ids), text);
   }
   EXPECT_EQ(wrong, 0);
-  // The vocabulary lacks 21 bytes: an error by default, dropped on demand as other tools do silently.
+  // The vocabulary lacks 21 bytes: an error by default, dropped on demand as other tools do
+  // silently.
   EXPECT_EQ(tokenizer->MissingBytes().size(), 21u);
   EXPECT_EQ(tokenizer->Encode("a\x04z").status().code(), Code::kNotFound);
   EXPECT_EQ(*tokenizer->Decode(*tokenizer->Encode("a\x04z", {.skip_missing_bytes = true})), "az");
 }
-
 
 struct Difference {
   double mean = 0, max = 0;
@@ -117,8 +121,8 @@ Result<Model> LoadModel(ThreadPool* pool) {
   return Model::Load(pool, checkpoint);
 }
 
-// The eight prompts and their continuations against float64, and the greedy choice at every position
-// of the continuation: it may differ only where float64's top two lie within the error.
+// The eight prompts and their continuations against float64, and the greedy choice at every
+// position of the continuation: it may differ only where float64's top two lie within the error.
 void NearFloat64(Profile profile) {
   testing::Context context(0);
   context.ctx.profile = profile;
@@ -132,7 +136,8 @@ void NearFloat64(Profile profile) {
   int decided = 0, parted = 0;
   for (int i = 0; i < 8; ++i) {
     const auto get = [&](const char* name) { return *reference->Get(std::to_string(i) + name); };
-    const Tensor tokens = get(".tokens"), logprob = get(".logprob_f64"), top = get(".top5_ids"), top_value = get(".top5_logprob_f64");
+    const Tensor tokens = get(".tokens"), logprob = get(".logprob_f64"), top = get(".top5_ids"),
+                 top_value = get(".top5_logprob_f64");
     const int64_t n = tokens.elements();
     Batch batch;
     TokenRun run;
@@ -147,7 +152,8 @@ void NearFloat64(Profile profile) {
       const float* row = out.logits.as<float>() + t * model->config().vocab;
       const int64_t best = std::max_element(row, row + model->config().vocab) - row;
       const double margin = top_value.as<double>()[t * 5] - top_value.as<double>()[t * 5 + 1];
-      const int64_t first = top.dtype() == DType::kI64 ? top.as<int64_t>()[t * 5] : top.as<int32_t>()[t * 5];
+      const int64_t first =
+          top.dtype() == DType::kI64 ? top.as<int64_t>()[t * 5] : top.as<int32_t>()[t * 5];
       ++decided;
       if (best != first) {
         ++parted;
@@ -156,10 +162,12 @@ void NearFloat64(Profile profile) {
     }
   }
   const Difference d = Between(got, want);
-  std::printf("%s: %zu logprobs against float64: mean |difference| %.4f, max %.4f; greedy parts at %d of %d positions\n",
-              std::string(ProfileName(profile)).c_str(), got.size(), d.mean, d.max, parted, decided);
-  // The bound: PyTorch in bf16 with its default (SDPA) attention on the same tokens. A wrong rope, mask
-  // or norm lies nats away.
+  std::printf(
+      "%s: %zu logprobs against float64: mean |difference| %.4f, max %.4f; greedy parts at %d of "
+      "%d positions\n",
+      std::string(ProfileName(profile)).c_str(), got.size(), d.mean, d.max, parted, decided);
+  // The bound: PyTorch in bf16 with its default (SDPA) attention on the same tokens. A wrong rope,
+  // mask or norm lies nats away.
   auto torch = SafetensorsFile::Open(Env::Real(), Data("reference/smollm2_torch_bf16.safetensors"));
   ASSERT_TRUE(torch.ok());
   for (const char* attention : {"sdpa", "eager"}) {
@@ -187,8 +195,8 @@ TEST(SmolLm2Test, SlowLogprobsNearFloat64InTheHopperStep) {
   NearFloat64(Profile::kSm90Mma);
 }
 
-// On 701 tokens that vLLM sampled: no further from PyTorch's f32 than PyTorch's own bf16, and the same
-// bits packed together, alone, and in chunks through pages.
+// On 701 tokens that vLLM sampled: no further from PyTorch's f32 than PyTorch's own bf16, and the
+// same bits packed together, alone, and in chunks through pages.
 TEST(SmolLm2Test, NoWorseThanPyTorchInBf16AndTheSameBitsHoweverPacked) {
   REQUIRE_MODEL();
   testing::Context context(0);
@@ -200,14 +208,15 @@ TEST(SmolLm2Test, NoWorseThanPyTorchInBf16AndTheSameBitsHoweverPacked) {
     const Tensor t = *tokens->Get(name);
     return std::span(t.as<int32_t>(), t.elements());
   };
-  const auto prompt = ints("prompt_ids"), prompt_at = ints("prompt_offsets"), response = ints("response_ids"),
-             response_at = ints("response_offsets");
+  const auto prompt = ints("prompt_ids"), prompt_at = ints("prompt_offsets"),
+             response = ints("response_ids"), response_at = ints("response_offsets");
   std::vector<ScoreSequence> sequences;
   for (size_t i = 0; i + 1 < prompt_at.size(); ++i) {
     ScoreSequence s;
     s.tokens.assign(prompt.begin() + prompt_at[i], prompt.begin() + prompt_at[i + 1]);
     s.first = static_cast<int64_t>(s.tokens.size());
-    s.tokens.insert(s.tokens.end(), response.begin() + response_at[i], response.begin() + response_at[i + 1]);
+    s.tokens.insert(s.tokens.end(), response.begin() + response_at[i],
+                    response.begin() + response_at[i + 1]);
     sequences.push_back(std::move(s));
   }
   const auto score = [&](const ScoreOptions& options) {
@@ -227,8 +236,10 @@ TEST(SmolLm2Test, NoWorseThanPyTorchInBf16AndTheSameBitsHoweverPacked) {
   const std::vector<float> f32 = load("hf.fp32_sdpa.single.lsm_fp32.safetensors");
   const std::vector<double> exact(f32.begin(), f32.end());
   const Difference mine = Between(ours, exact);
-  std::printf("tare bf16 against PyTorch f32: mean |difference| %.4f, max %.4f\n", mine.mean, mine.max);
-  for (const char* name : {"hf.bf16_sdpa.single.lsm_fp32.safetensors", "hf.bf16_eager.single.lsm_fp32.safetensors"}) {
+  std::printf("tare bf16 against PyTorch f32: mean |difference| %.4f, max %.4f\n", mine.mean,
+              mine.max);
+  for (const char* name :
+       {"hf.bf16_sdpa.single.lsm_fp32.safetensors", "hf.bf16_eager.single.lsm_fp32.safetensors"}) {
     const Difference theirs = Between(load(name), exact);
     std::printf("%s: mean %.4f, max %.4f\n", name, theirs.mean, theirs.max);
     EXPECT_LE(mine.mean, theirs.mean);
@@ -238,7 +249,8 @@ TEST(SmolLm2Test, NoWorseThanPyTorchInBf16AndTheSameBitsHoweverPacked) {
   sequences.resize(4);
   const std::vector<uint32_t> some = testing::Bits(score({.batch_tokens = 1}));
   EXPECT_EQ(some, testing::Bits(std::span(ours).first(some.size()))) << "each alone";
-  EXPECT_EQ(some, testing::Bits(score({.batch_tokens = 150, .longest_first = true, .chunk = 37, .page_size = 16})));
+  EXPECT_EQ(some, testing::Bits(score(
+                      {.batch_tokens = 150, .longest_first = true, .chunk = 37, .page_size = 16})));
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ namespace tare::models::testing {
 struct Context {
   explicit Context(int threads) : pool(threads) { ctx.pool = &pool; }
 
-  ForwardOutput Run(const Model& model, const Batch& batch, Tape* tape = nullptr, Tap* tap = nullptr) {
+  ForwardOutput Run(const Model& model, const Batch& batch, Tape* tape = nullptr,
+                    Tap* tap = nullptr) {
     auto out = Forward(ctx, model, batch, &scratch, tape, tap);
     TARE_CHECK(out.ok()) << out.status().ToString();
     return *std::move(out);
@@ -33,8 +34,9 @@ struct Context {
 // tests/data/mini/<variant>_f64.safetensors.
 struct Reference {
   explicit Reference(const std::string& variant) : name(variant) {
-    auto file = SafetensorsFile::Open(Env::Real(),
-                                      std::string(TARE_SOURCE_DIR) + "/tests/data/mini/" + variant + "_f64.safetensors");
+    auto file =
+        SafetensorsFile::Open(Env::Real(), std::string(TARE_SOURCE_DIR) + "/tests/data/mini/" +
+                                               variant + "_f64.safetensors");
     TARE_CHECK(file.ok()) << file.status().ToString();
     const auto i32 = [&](const char* key) {
       const Tensor t = *file->Get(key);
@@ -50,7 +52,8 @@ struct Reference {
     };
     tokens = i32("tokens"), lengths = i32("lengths"), targets = i32("targets");
     temperature = f32("temperature"), dlogprob = f32("dlogprob"), dentropy = f32("dentropy");
-    logprob = f64("logprob"), entropy = f64("entropy"), grad_norm = f64("grad_norm"), grad_sample = f64("grad_sample");
+    logprob = f64("logprob"), entropy = f64("entropy"), grad_norm = f64("grad_norm"),
+    grad_sample = f64("grad_sample");
   }
 
   ModelConfig Config(DType dtype) const {

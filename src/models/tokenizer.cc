@@ -13,13 +13,15 @@ namespace tare::models {
 namespace {
 
 Result<std::string> ComposeNfc(std::string_view text) {
-  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; })) {
+  if (std::all_of(text.begin(), text.end(),
+                  [](char c) { return static_cast<uint8_t>(c) < 0x80; })) {
     return std::string(text);
   }
   utf8proc_uint8_t* composed = nullptr;
-  const utf8proc_ssize_t size = utf8proc_map(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-      &composed, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                   static_cast<utf8proc_ssize_t>(text.size()), &composed,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   if (size < 0) return InvalidArgument("text cannot be normalised: {}", utf8proc_errmsg(size));
   std::string out(reinterpret_cast<const char*>(composed), static_cast<size_t>(size));
   std::free(composed);
@@ -63,7 +65,8 @@ Status Tokenizer::Impl::EncodePlain(std::string_view text, bool skip_missing,
 // Two passes, as the reference does it: tokens matched on the text as given cut it first; what is
 // between them is normalised, cut at the tokens matched there, and the rest split and merged.
 Status Tokenizer::Impl::EncodeSplitting(std::string_view text, bool normalized,
-                                        const EncodeOptions& options, std::vector<int32_t>* out) const {
+                                        const EncodeOptions& options,
+                                        std::vector<int32_t>* out) const {
   const auto plain = [&](std::string_view piece) -> Status {
     if (piece.empty()) return Ok();
     if (normalized) return EncodePlain(piece, options.skip_missing_bytes, out);
@@ -96,7 +99,8 @@ Status Tokenizer::Impl::EncodeSplitting(std::string_view text, bool normalized,
   return plain(text.substr(gap));
 }
 
-Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, const EncodeOptions& options) const {
+Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
+                                               const EncodeOptions& options) const {
   TARE_RETURN_IF_ERROR(CheckUtf8(text));
   std::vector<int32_t> out;
   if (options.add_special) out = impl_->prefix;

@@ -1,9 +1,9 @@
 #pragma once
 
-// Text to token IDs and back: byte-level BPE as GPT-2, Llama 3, Qwen2/3 and SmolLM use it, read from
-// a Hugging Face tokenizer.json or from the metadata of a GGUF file. What a file asks for beyond that
-// (another model kind, normaliser, split rule, stripping added tokens) is refused by name: a tokenizer
-// that is nearly right gives other tokens without any sign.
+// Text to token IDs and back: byte-level BPE as GPT-2, Llama 3, Qwen2/3 and SmolLM use it, read
+// from a Hugging Face tokenizer.json or from the metadata of a GGUF file. What a file asks for
+// beyond that (another model kind, normaliser, split rule, stripping added tokens) is refused by
+// name: a tokenizer that is nearly right gives other tokens without any sign.
 //
 // Decode(Encode(x)) == x for every UTF-8 text x, if the vocabulary has all 256 bytes and no
 // normaliser (Qwen's composes to NFC first: then Decode gives the composed text). A byte that the
@@ -35,7 +35,8 @@ struct GgufVocabulary {
 };
 
 struct EncodeOptions {
-  // Text that spells a special token becomes that token (chat prompts need it). false: it is plain text.
+  // Text that spells a special token becomes that token (chat prompts need it). false: it is plain
+  // text.
   bool parse_special = true;
   // What the file's post-processor puts in front and behind (Llama 3's <|begin_of_text|>).
   bool add_special = false;
@@ -51,7 +52,8 @@ class Tokenizer {
   static Result<Tokenizer> FromGguf(const GgufVocabulary& vocabulary);
 
   // kInvalidArgument: not UTF-8 (with the offset); kNotFound: a byte without a token.
-  Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options = {}) const;
+  Result<std::vector<int32_t>> Encode(std::string_view text,
+                                      const EncodeOptions& options = {}) const;
   // UTF-8; bytes that are none become U+FFFD. kInvalidArgument for an id outside [0, vocab_size).
   Result<std::string> Decode(std::span<const int32_t> ids, bool skip_special = false) const;
 

@@ -29,7 +29,8 @@ const std::vector<Pre>& KnownPre() {
 
 Result<Tokenizer> Tokenizer::FromGguf(const GgufVocabulary& v) {
   if (v.model != "gpt2") {
-    return Unsupported("tokenizer.ggml.model is \"{}\"; byte-level BPE (\"gpt2\") is known", v.model);
+    return Unsupported("tokenizer.ggml.model is \"{}\"; byte-level BPE (\"gpt2\") is known",
+                       v.model);
   }
   const Pre* pre = nullptr;
   std::string names;
@@ -41,12 +42,12 @@ Result<Tokenizer> Tokenizer::FromGguf(const GgufVocabulary& v) {
     return Unsupported("tokenizer.ggml.pre is \"{}\"; known split rules: {}", v.pre, names);
   }
   if (v.tokens.empty() || v.tokens.size() > kMaxVocabulary) {
-    return InvalidArgument("tokenizer.ggml.tokens has {} entries; 1 to {} are possible", v.tokens.size(),
-                           kMaxVocabulary);
+    return InvalidArgument("tokenizer.ggml.tokens has {} entries; 1 to {} are possible",
+                           v.tokens.size(), kMaxVocabulary);
   }
   if (v.token_type.size() != v.tokens.size()) {
-    return InvalidArgument("tokenizer.ggml.token_type has {} entries, tokens has {}", v.token_type.size(),
-                           v.tokens.size());
+    return InvalidArgument("tokenizer.ggml.token_type has {} entries, tokens has {}",
+                           v.token_type.size(), v.tokens.size());
   }
   Impl impl;
   impl.nfc = pre->nfc;
@@ -62,13 +63,16 @@ Result<Tokenizer> Tokenizer::FromGguf(const GgufVocabulary& v) {
       impl.added.push_back({static_cast<int32_t>(id), v.tokens[id], type == kControl, false});
     } else if (type == kNormal) {
       auto bytes = ByteLevelToBytes(v.tokens[id]);
-      if (!bytes.ok()) return bytes.status().Annotate("tokenizer.ggml.tokens[" + std::to_string(id) + "]");
+      if (!bytes.ok())
+        return bytes.status().Annotate("tokenizer.ggml.tokens[" + std::to_string(id) + "]");
       if (bytes->empty()) return InvalidArgument("tokenizer.ggml.tokens[{}] is empty", id);
       plain[id] = *bytes;
       impl.bytes_of[id] = std::move(*bytes);
     } else if (type != kUnused) {
-      return Unsupported("tokenizer.ggml.token_type[{}] is {}; known are 1 (normal), 3 (control), 4 "
-                         "(user-defined) and 5 (unused)", id, type);
+      return Unsupported(
+          "tokenizer.ggml.token_type[{}] is {}; known are 1 (normal), 3 (control), 4 "
+          "(user-defined) and 5 (unused)",
+          id, type);
     }
   }
   std::unordered_map<std::string, int32_t> ids;

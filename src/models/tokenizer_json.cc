@@ -37,7 +37,8 @@ Result<bool> Flag(const Json& object, const char* key, bool fallback, std::strin
 Result<int32_t> TokenId(const Json& value, const std::string& key) {
   if (!value.is_number_integer() || value.get<int64_t>() < 0 ||
       value.get<int64_t>() >= static_cast<int64_t>(kMaxVocabulary)) {
-    return Bad(key, fmt::format("is {}; a token id from 0 to {} is expected", value.dump(), kMaxVocabulary - 1));
+    return Bad(key, fmt::format("is {}; a token id from 0 to {} is expected", value.dump(),
+                                kMaxVocabulary - 1));
   }
   return static_cast<int32_t>(value.get<int64_t>());
 }
@@ -58,13 +59,16 @@ Status ReadNormalizer(const Json& root, Tokenizer::Impl* impl) {
 }
 
 // Collects split rules and whether ByteLevel came last.
-Status ReadPreTokenizer(const Json& node, int depth, std::vector<SplitRule>* rules, bool* byte_level) {
+Status ReadPreTokenizer(const Json& node, int depth, std::vector<SplitRule>* rules,
+                        bool* byte_level) {
   if (depth > 4) return Bad("pre_tokenizer", "is nested too deeply");
   const std::string type = TypeOf(node);
-  if (*byte_level) return Unsupported("tokenizer.json: pre_tokenizer has \"{}\" after ByteLevel", type);
+  if (*byte_level)
+    return Unsupported("tokenizer.json: pre_tokenizer has \"{}\" after ByteLevel", type);
   if (type == "Sequence") {
     const Json* list = Member(node, "pretokenizers");
-    if (list == nullptr || !list->is_array()) return Bad("pre_tokenizer.pretokenizers", "is not a list");
+    if (list == nullptr || !list->is_array())
+      return Bad("pre_tokenizer.pretokenizers", "is not a list");
     for (const Json& item : *list) {
       TARE_RETURN_IF_ERROR(ReadPreTokenizer(item, depth + 1, rules, byte_level));
     }
@@ -81,8 +85,10 @@ Status ReadPreTokenizer(const Json& node, int depth, std::vector<SplitRule>* rul
     const Json* regex = pattern == nullptr ? nullptr : Member(*pattern, "Regex");
     const Json* behavior = Member(node, "behavior");
     TARE_ASSIGN_OR_RETURN(const bool invert, Flag(node, "invert", false, "Split"));
-    if (regex == nullptr || !regex->is_string() || invert || behavior == nullptr || *behavior != "Isolated") {
-      return Unsupported("tokenizer.json: Split is known with a Regex pattern, behavior Isolated, invert false");
+    if (regex == nullptr || !regex->is_string() || invert || behavior == nullptr ||
+        *behavior != "Isolated") {
+      return Unsupported(
+          "tokenizer.json: Split is known with a Regex pattern, behavior Isolated, invert false");
     }
     const auto rule = FindSplitRule(regex->get_ref<const std::string&>());
     if (!rule) {
@@ -93,14 +99,17 @@ Status ReadPreTokenizer(const Json& node, int depth, std::vector<SplitRule>* rul
     return Ok();
   }
   if (type == "ByteLevel") {
-    TARE_ASSIGN_OR_RETURN(const bool prefix_space, Flag(node, "add_prefix_space", true, "ByteLevel"));
+    TARE_ASSIGN_OR_RETURN(const bool prefix_space,
+                          Flag(node, "add_prefix_space", true, "ByteLevel"));
     TARE_ASSIGN_OR_RETURN(const bool use_regex, Flag(node, "use_regex", true, "ByteLevel"));
     if (prefix_space) return Unsupported("tokenizer.json: ByteLevel with add_prefix_space true");
     if (use_regex) rules->push_back(SplitRule::kGpt2);
     *byte_level = true;
     return Ok();
   }
-  return Unsupported("tokenizer.json: pre_tokenizer \"{}\"; Sequence, Split, Digits and ByteLevel are known", type);
+  return Unsupported(
+      "tokenizer.json: pre_tokenizer \"{}\"; Sequence, Split, Digits and ByteLevel are known",
+      type);
 }
 
 Status ReadModel(const Json& root, Tokenizer::Impl* impl) {
@@ -108,13 +117,15 @@ Status ReadModel(const Json& root, Tokenizer::Impl* impl) {
   if (model == nullptr) return Bad("model", "is missing");
   const std::string type = TypeOf(*model);
   // Files of 2019 to 2020 (GPT-2's own) state no type.
-  if (!type.empty() && type != "BPE") return Unsupported("tokenizer.json: model \"{}\"; BPE is known", type);
+  if (!type.empty() && type != "BPE")
+    return Unsupported("tokenizer.json: model \"{}\"; BPE is known", type);
   for (const char* key : {"dropout", "unk_token"}) {
     if (Member(*model, key) != nullptr) return Unsupported("tokenizer.json: model.{} is set", key);
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json* value = Member(*model, key);
-    if (value != nullptr && *value != "") return Unsupported("tokenizer.json: model.{} is set", key);
+    if (value != nullptr && *value != "")
+      return Unsupported("tokenizer.json: model.{} is set", key);
   }
   for (const char* key : {"fuse_unk", "byte_fallback"}) {
     TARE_ASSIGN_OR_RETURN(const bool on, Flag(*model, key, false, "model"));
@@ -129,7 +140,8 @@ Status ReadModel(const Json& root, Tokenizer::Impl* impl) {
   std::vector<std::string> plain;
   std::unordered_map<std::string, int32_t> ids;  // as written
   for (const auto& [written, value] : vocab->items()) {
-    TARE_ASSIGN_OR_RETURN(const int32_t id, TokenId(value, "model.vocab[\"" + Printable(written) + "\"]"));
+    TARE_ASSIGN_OR_RETURN(const int32_t id,
+                          TokenId(value, "model.vocab[\"" + Printable(written) + "\"]"));
     if (static_cast<size_t>(id) >= plain.size()) plain.resize(id + 1);
     if (!plain[id].empty()) return Bad("model.vocab", fmt::format("gives id {} twice", id));
     // Special tokens may also stand in the vocabulary, written plainly; they are matched as added
@@ -189,7 +201,8 @@ Status ReadModel(const Json& root, Tokenizer::Impl* impl) {
       }
       left = text.substr(0, space);
       right = text.substr(space + 1);
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+               merge[1].is_string()) {
       left = merge[0].get<std::string>();
       right = merge[1].get<std::string>();
     } else {
@@ -223,11 +236,14 @@ Status ReadTemplate(const Json& node, Tokenizer::Impl* impl) {
                             ? nullptr
                             : Member(*specials, name->get_ref<const std::string&>().c_str());
     const Json* ids = entry == nullptr ? nullptr : Member(*entry, "ids");
-    if (ids == nullptr || !ids->is_array()) return Bad("post_processor.single", "names an unknown special token");
+    if (ids == nullptr || !ids->is_array())
+      return Bad("post_processor.single", "names an unknown special token");
     for (const Json& id_value : *ids) {
-      TARE_ASSIGN_OR_RETURN(const int32_t id, TokenId(id_value, "post_processor.special_tokens.ids"));
+      TARE_ASSIGN_OR_RETURN(const int32_t id,
+                            TokenId(id_value, "post_processor.special_tokens.ids"));
       if (static_cast<size_t>(id) >= impl->bytes_of.size()) {
-        return Bad("post_processor.special_tokens.ids", fmt::format("has {}, beyond the vocabulary", id));
+        return Bad("post_processor.special_tokens.ids",
+                   fmt::format("has {}, beyond the vocabulary", id));
       }
       (after ? impl->suffix : impl->prefix).push_back(id);
     }
@@ -242,11 +258,14 @@ Status ReadPostProcessor(const Json& node, int depth, Tokenizer::Impl* impl) {
   if (type == "TemplateProcessing") return ReadTemplate(node, impl);
   if (type == "Sequence") {
     const Json* list = Member(node, "processors");
-    if (list == nullptr || !list->is_array()) return Bad("post_processor.processors", "is not a list");
+    if (list == nullptr || !list->is_array())
+      return Bad("post_processor.processors", "is not a list");
     for (const Json& item : *list) TARE_RETURN_IF_ERROR(ReadPostProcessor(item, depth + 1, impl));
     return Ok();
   }
-  return Unsupported("tokenizer.json: post_processor \"{}\"; ByteLevel, TemplateProcessing and Sequence are known", type);
+  return Unsupported(
+      "tokenizer.json: post_processor \"{}\"; ByteLevel, TemplateProcessing and Sequence are known",
+      type);
 }
 
 }  // namespace
@@ -260,7 +279,8 @@ Result<Tokenizer> Tokenizer::FromJson(std::string_view text) {
   Impl impl;
   TARE_RETURN_IF_ERROR(ReadNormalizer(root, &impl));
   const Json* pre = Member(root, "pre_tokenizer");
-  if (pre == nullptr) return Unsupported("tokenizer.json: without pre_tokenizer; ByteLevel is needed");
+  if (pre == nullptr)
+    return Unsupported("tokenizer.json: without pre_tokenizer; ByteLevel is needed");
   std::vector<SplitRule> rules;
   bool byte_level = false;
   TARE_RETURN_IF_ERROR(ReadPreTokenizer(*pre, 0, &rules, &byte_level));

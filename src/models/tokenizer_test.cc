@@ -38,7 +38,10 @@ Json Variant(int index) {
     return Json{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", regex}};
   };
   const auto split = [](const char* regex) {
-    return Json{{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
+    return Json{{"type", "Split"},
+                {"pattern", {{"Regex", regex}}},
+                {"behavior", "Isolated"},
+                {"invert", false}};
   };
   const auto sequence = [](Json a, Json b) {
     Json list = Json::array();
@@ -48,8 +51,12 @@ Json Variant(int index) {
   };
   Json& pre = (*root)["pre_tokenizer"];
   switch (index) {
-    case 0: pre = byte_level(true); break;
-    case 1: pre = sequence(Json{{"type", "Digits"}, {"individual_digits", true}}, byte_level(true)); break;
+    case 0:
+      pre = byte_level(true);
+      break;
+    case 1:
+      pre = sequence(Json{{"type", "Digits"}, {"individual_digits", true}}, byte_level(true));
+      break;
     case 2:
       pre = sequence(split(kLlama3), byte_level(false));
       (*root)["model"]["ignore_merges"] = true;
@@ -81,7 +88,8 @@ TEST(TokenizerTest, SameIdsAsTheTokenizersPackageOnTenThousandStrings) {
     all.Update(strings.back() + "\n");
   }
   const Sha256Digest digest = all.Finish();
-  ASSERT_EQ(std::memcmp(digest.data(), golden.data() + 12, 32), 0) << "the strings are other strings";
+  ASSERT_EQ(std::memcmp(digest.data(), golden.data() + 12, 32), 0)
+      << "the strings are other strings";
   for (int variant = 0; variant < 4; ++variant) {
     const Tokenizer tokenizer = Make(variant);
     int wrong = 0;
@@ -90,7 +98,9 @@ TEST(TokenizerTest, SameIdsAsTheTokenizersPackageOnTenThousandStrings) {
       ASSERT_TRUE(ids.ok()) << ids.status().ToString();
       const Sha256Digest got = Sha256Of(ids->data(), ids->size() * 4);
       if (std::memcmp(got.data(), golden.data() + kHeader + 4 * (variant * kStrings + i), 4) != 0) {
-        if (++wrong <= 5) ADD_FAILURE() << "variant " << variant << " string " << i << ": " << Printable(strings[i]);
+        if (++wrong <= 5)
+          ADD_FAILURE() << "variant " << variant << " string " << i << ": "
+                        << Printable(strings[i]);
       }
       if (variant != 3) {
         auto back = tokenizer.Decode(*ids);
@@ -121,7 +131,8 @@ TEST(TokenizerTest, RoundTripOfArbitraryUtf8AndStreaming) {
   for (int i = 0; i < 3000; ++i) {
     std::string text;
     for (uint64_t n = random.Below(40); n > 0; --n) {
-      const uint64_t limit = std::array<uint64_t, 4>{0x80, 0x800, 0x10000, 0x110000}[random.Below(4)];
+      const uint64_t limit =
+          std::array<uint64_t, 4>{0x80, 0x800, 0x10000, 0x110000}[random.Below(4)];
       uint32_t c = static_cast<uint32_t>(random.Below(limit));
       if (c >= 0xD800 && c < 0xE000) c = 0x20AC;
       testing::AppendUtf8(c, &text);
@@ -145,8 +156,8 @@ TEST(TokenizerTest, RoundTripOfArbitraryUtf8AndStreaming) {
   }
 }
 
-// Any ids, also such that their bytes are no UTF-8: the stream joins to what Decode gives, and what was
-// streamed is never taken back.
+// Any ids, also such that their bytes are no UTF-8: the stream joins to what Decode gives, and what
+// was streamed is never taken back.
 TEST(TokenizerTest, StreamOfRandomIdsEqualsDecode) {
   const Tokenizer tokenizer = Make(0);
   testing::SplitMix random(11);
@@ -154,7 +165,8 @@ TEST(TokenizerTest, StreamOfRandomIdsEqualsDecode) {
     std::vector<int32_t> ids;
     std::string bytes;
     for (uint64_t n = random.Below(30); n > 0; --n) {
-      ids.push_back(static_cast<int32_t>(random.Below(random.Below(2) == 0 ? 260 : tokenizer.vocab_size())));
+      ids.push_back(
+          static_cast<int32_t>(random.Below(random.Below(2) == 0 ? 260 : tokenizer.vocab_size())));
       bytes += tokenizer.TokenBytes(ids.back());
     }
     StreamDecoder stream(tokenizer);
@@ -178,7 +190,9 @@ TEST(TokenizerTest, HoldsBackIncompleteUtf8) {
   EXPECT_EQ(stream.held_bytes(), 3u);
   EXPECT_EQ(*stream.Push(byte("\x80")), "\U0001F600");
   EXPECT_EQ(*stream.Push(byte("\xE2")), "");
-  EXPECT_EQ(*stream.Push(byte("A")), "\uFFFD" "A");
+  EXPECT_EQ(*stream.Push(byte("A")),
+            "\uFFFD"
+            "A");
   EXPECT_EQ(*stream.Push(byte("\xC3")), "");
   EXPECT_EQ(stream.Finish(), "\uFFFD");
   EXPECT_EQ(stream.Finish(), "");
@@ -202,7 +216,8 @@ TEST(TokenizerTest, SpecialTokensAreParsedOrPlainAsAsked) {
 
 TEST(TokenizerTest, RefusesTextThatIsNotUtf8) {
   const Tokenizer tokenizer = Make(0);
-  for (const char* bad : {"ab\xFF", "ab\xC0\x80", "ab\xED\xA0\x80", "ab\xF4\x90\x80\x80", "ab\xE2\x82"}) {
+  for (const char* bad :
+       {"ab\xFF", "ab\xC0\x80", "ab\xED\xA0\x80", "ab\xF4\x90\x80\x80", "ab\xE2\x82"}) {
     auto ids = tokenizer.Encode(bad);
     ASSERT_FALSE(ids.ok());
     EXPECT_EQ(ids.status().code(), Code::kInvalidArgument);
@@ -210,13 +225,13 @@ TEST(TokenizerTest, RefusesTextThatIsNotUtf8) {
   }
 }
 
-// A hostile word of 256 KiB costs time in proportion to n log n; with a quadratic merge loop this test
-// would run for many minutes.
+// A hostile word of 256 KiB costs time in proportion to n log n; with a quadratic merge loop this
+// test would run for many minutes.
 TEST(TokenizerTest, HugeWordsAndRunsOfSpaces) {
   for (int variant = 0; variant < 4; ++variant) {
     const Tokenizer tokenizer = Make(variant);
-    for (const std::string& unit : {std::string("a"), std::string(" "), std::string("\n"), std::string("'"),
-                                    std::string("\u0301"), std::string("1")}) {
+    for (const std::string& unit : {std::string("a"), std::string(" "), std::string("\n"),
+                                    std::string("'"), std::string("\u0301"), std::string("1")}) {
       std::string text;
       while (text.size() < (1 << 18)) text += unit;
       auto ids = tokenizer.Encode(text);
@@ -230,10 +245,11 @@ TEST(TokenizerTest, HugeWordsAndRunsOfSpaces) {
 
 TEST(TokenizerTest, PostProcessorPutsSpecialsAround) {
   Json root = Variant(2);
-  root["post_processor"] = Json{{"type", "TemplateProcessing"},
-                                {"single", Json::array({Json{{"SpecialToken", {{"id", "<|im_start|>"}, {"type_id", 0}}}},
-                                                        Json{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}})},
-                                {"special_tokens", {{"<|im_start|>", {{"id", "<|im_start|>"}, {"ids", {1501}}}}}}};
+  root["post_processor"] =
+      Json{{"type", "TemplateProcessing"},
+           {"single", Json::array({Json{{"SpecialToken", {{"id", "<|im_start|>"}, {"type_id", 0}}}},
+                                   Json{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}})},
+           {"special_tokens", {{"<|im_start|>", {{"id", "<|im_start|>"}, {"ids", {1501}}}}}}};
   auto tokenizer = Tokenizer::FromJson(root.dump());
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
   EXPECT_EQ(tokenizer->Encode("hi", {.add_special = true})->front(), 1501);
@@ -261,7 +277,8 @@ TEST(TokenizerTest, RefusesWhatItDoesNotKnow) {
   refused([](Json& r) { r["decoder"] = Json{{"type", "WordPiece"}}; }, kNo, "WordPiece");
   refused([](Json& r) { r["added_tokens"][0]["lstrip"] = true; }, kNo, "added_tokens[0].lstrip");
   refused([](Json& r) { r["added_tokens"][0]["id"] = -1; }, kBad, "added_tokens[0].id");
-  refused([](Json& r) { r["added_tokens"][1]["content"] = r["added_tokens"][0]["content"]; }, kBad, "same content");
+  refused([](Json& r) { r["added_tokens"][1]["content"] = r["added_tokens"][0]["content"]; }, kBad,
+          "same content");
   refused([](Json& r) { r["model"]["vocab"]["zzzzzz"] = 5; }, kBad, "id 5 twice");
   refused([](Json& r) { r["model"]["vocab"]["a"] = "x"; }, kBad, "model.vocab");
   refused([](Json& r) { r["model"]["merges"][3] = "only"; }, kBad, "merges[3]");
@@ -269,7 +286,11 @@ TEST(TokenizerTest, RefusesWhatItDoesNotKnow) {
   refused([](Json& r) { r["model"].erase("merges"); }, kBad, "model.merges");
   refused([](Json& r) { r.erase("model"); }, kBad, "model");
   refused([](Json& r) { r["truncation"] = Json{{"max_length", 5}}; }, kNo, "truncation");
-  refused([](Json& r) { r["post_processor"] = Json{{"type", "BertProcessing"}}; }, kNo, "BertProcessing");
+  refused(
+      [](Json& r) {
+        r["post_processor"] = Json{{"type", "BertProcessing"}};
+      },
+      kNo, "BertProcessing");
   Json near = Variant(2);
   near["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = std::string(kLlama3) + "|x";
   EXPECT_EQ(Tokenizer::FromJson(near.dump()).status().code(), kNo);

@@ -31,9 +31,13 @@ TARE_HD float Silu(float x) { return internal::SigmoidOrSilu<internal::ScalarF32
 // The rest widens to f64, computes there, and rounds once: a little above half an ulp.
 TARE_HD float Log2(float x) { return internal::ViaF64<internal::ScalarF32, internal::ViaLog2>(x); }
 TARE_HD float Log(float x) { return internal::ViaF64<internal::ScalarF32, internal::ViaLog>(x); }
-TARE_HD float Log1p(float x) { return internal::ViaF64<internal::ScalarF32, internal::ViaLog1p>(x); }
+TARE_HD float Log1p(float x) {
+  return internal::ViaF64<internal::ScalarF32, internal::ViaLog1p>(x);
+}
 // The f64 path stops at e^700, far above the f32 range, so f32 overflow to inf is right.
-TARE_HD float Expm1(float x) { return internal::ViaF64<internal::ScalarF32, internal::ViaExpm1>(x); }
+TARE_HD float Expm1(float x) {
+  return internal::ViaF64<internal::ScalarF32, internal::ViaExpm1>(x);
+}
 // |x| <= 2^30; beyond that the canonical NaN.
 TARE_HD float Sin(float x) { return internal::ViaF64<internal::ScalarF32, internal::ViaSin>(x); }
 TARE_HD float Cos(float x) { return internal::ViaF64<internal::ScalarF32, internal::ViaCos>(x); }

@@ -1,8 +1,8 @@
 #pragma once
 
 // Elementary functions on float64, for what is computed once on the host and rounded once: rope
-// tables, beta^t, schedules. Same bits on every host and device. The stated errors are far below what
-// a rounding to f32 can see.
+// tables, beta^t, schedules. Same bits on every host and device. The stated errors are far below
+// what a rounding to f32 can see.
 
 #include "numerics/scalar_backend.h"
 
@@ -21,8 +21,8 @@ TARE_HD double SinF64(double x) { return internal::WideSinCos<internal::ScalarF6
 TARE_HD double CosF64(double x) { return internal::WideSinCos<internal::ScalarF64, 1>(x); }
 TARE_HD double TanhF64(double x) { return internal::WideTanh<internal::ScalarF64>(x); }
 
-// x^y with the special cases of IEEE 754 pow. The exponent y * log2(x) is carried as a pair, so that
-// a large one costs no digits.
+// x^y with the special cases of IEEE 754 pow. The exponent y * log2(x) is carried as a pair, so
+// that a large one costs no digits.
 TARE_HD double PowF64(double x, double y) {
   using W = internal::ScalarF64;
   const double inf = DoubleOf(0x7ff0000000000000ull);

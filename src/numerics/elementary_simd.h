@@ -47,9 +47,13 @@ struct VectorOps {
   static HWY_INLINE I AddI(I a, I b) { return hn::Add(a, b); }
   static HWY_INLINE I SubI(I a, I b) { return hn::Sub(a, b); }
   template <int kBits>
-  static HWY_INLINE I Shl(I a) { return hn::ShiftLeft<kBits>(a); }
+  static HWY_INLINE I Shl(I a) {
+    return hn::ShiftLeft<kBits>(a);
+  }
   template <int kBits>
-  static HWY_INLINE I Sar(I a) { return hn::ShiftRight<kBits>(a); }
+  static HWY_INLINE I Sar(I a) {
+    return hn::ShiftRight<kBits>(a);
+  }
   static HWY_INLINE M Lt(F a, F b) { return hn::Lt(a, b); }
   static HWY_INLINE M Eq(F a, F b) { return hn::Eq(a, b); }
   static HWY_INLINE F If(M m, F a, F b) { return hn::IfThenElse(m, a, b); }
@@ -104,11 +108,17 @@ struct VectorF32 : VectorOps<D, float, int32_t> {
 }  // namespace simd_internal
 
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp2(D, V x) { return simd_internal::Exp2Of<simd_internal::VectorF32<D>>(x); }
+HWY_INLINE V Exp2(D, V x) {
+  return simd_internal::Exp2Of<simd_internal::VectorF32<D>>(x);
+}
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp2P(D, V x) { return simd_internal::Exp2POf<simd_internal::VectorF32<D>>(x); }
+HWY_INLINE V Exp2P(D, V x) {
+  return simd_internal::Exp2POf<simd_internal::VectorF32<D>>(x);
+}
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp(D, V x) { return simd_internal::ExpOf<simd_internal::VectorF32<D>>(x); }
+HWY_INLINE V Exp(D, V x) {
+  return simd_internal::ExpOf<simd_internal::VectorF32<D>>(x);
+}
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Sigmoid(D, V x) {
   return simd_internal::SigmoidOrSilu<simd_internal::VectorF32<D>, false>(x);
@@ -118,9 +128,9 @@ HWY_INLINE V Silu(D, V x) {
   return simd_internal::SigmoidOrSilu<simd_internal::VectorF32<D>, true>(x);
 }
 
-#define TARE_NUMERICS_VIA_F64(Name)                                                        \
-  template <class D, class V = hn::Vec<D>>                                                 \
-  HWY_INLINE V Name(D, V x) {                                                              \
+#define TARE_NUMERICS_VIA_F64(Name)                                                         \
+  template <class D, class V = hn::Vec<D>>                                                  \
+  HWY_INLINE V Name(D, V x) {                                                               \
     return simd_internal::ViaF64<simd_internal::VectorF32<D>, simd_internal::Via##Name>(x); \
   }
 TARE_NUMERICS_VIA_F64(Log2)

@@ -18,22 +18,54 @@ void ApplyAll(int which, const float* x, float* out, size_t n) {
     const auto v = hn::LoadU(d, x + i);
     auto y = v;
     switch (which) {
-      case 0: y = Exp2(d, v); break;
-      case 1: y = Exp2P(d, v); break;
-      case 2: y = Exp(d, v); break;
-      case 3: y = Sigmoid(d, v); break;
-      case 4: y = Silu(d, v); break;
-      case 5: y = Log2(d, v); break;
-      case 6: y = Log(d, v); break;
-      case 7: y = Log1p(d, v); break;
-      case 8: y = Expm1(d, v); break;
-      case 9: y = Sin(d, v); break;
-      case 10: y = Cos(d, v); break;
-      case 11: y = Tanh(d, v); break;
-      case 12: y = Erf(d, v); break;
-      case 13: y = Gelu(d, v); break;
-      case 14: y = GeluTanh(d, v); break;
-      case 15: y = Softplus(d, v); break;
+      case 0:
+        y = Exp2(d, v);
+        break;
+      case 1:
+        y = Exp2P(d, v);
+        break;
+      case 2:
+        y = Exp(d, v);
+        break;
+      case 3:
+        y = Sigmoid(d, v);
+        break;
+      case 4:
+        y = Silu(d, v);
+        break;
+      case 5:
+        y = Log2(d, v);
+        break;
+      case 6:
+        y = Log(d, v);
+        break;
+      case 7:
+        y = Log1p(d, v);
+        break;
+      case 8:
+        y = Expm1(d, v);
+        break;
+      case 9:
+        y = Sin(d, v);
+        break;
+      case 10:
+        y = Cos(d, v);
+        break;
+      case 11:
+        y = Tanh(d, v);
+        break;
+      case 12:
+        y = Erf(d, v);
+        break;
+      case 13:
+        y = Gelu(d, v);
+        break;
+      case 14:
+        y = GeluTanh(d, v);
+        break;
+      case 15:
+        y = Softplus(d, v);
+        break;
     }
     hn::StoreU(y, d, out + i);
   }
@@ -58,9 +90,11 @@ struct Named {
 };
 
 const Named kFunctions[] = {
-    {"exp2", Exp2},   {"exp2_p", Exp2P}, {"exp", Exp},   {"sigmoid", Sigmoid}, {"silu", Silu},
-    {"log2", Log2},   {"log", Log},      {"log1p", Log1p}, {"expm1", Expm1},   {"sin", Sin},
-    {"cos", Cos},     {"tanh", Tanh},    {"erf", Erf},   {"gelu", Gelu},       {"gelu_tanh", GeluTanh},
+    {"exp2", Exp2},         {"exp2_p", Exp2P}, {"exp", Exp},
+    {"sigmoid", Sigmoid},   {"silu", Silu},    {"log2", Log2},
+    {"log", Log},           {"log1p", Log1p},  {"expm1", Expm1},
+    {"sin", Sin},           {"cos", Cos},      {"tanh", Tanh},
+    {"erf", Erf},           {"gelu", Gelu},    {"gelu_tanh", GeluTanh},
     {"softplus", Softplus},
 };
 

@@ -1,5 +1,5 @@
-// The stated errors of the elementary functions, against the C library in float64 (whose own error is
-// below 2^-28 of an f32 ulp), and their special values. Sampled here; every f32 under `Slow`.
+// The stated errors of the elementary functions, against the C library in float64 (whose own error
+// is below 2^-28 of an f32 ulp), and their special values. Sampled here; every f32 under `Slow`.
 
 #include "numerics/elementary.h"
 
@@ -21,8 +21,8 @@ struct Function {  // printed by name
   const char* name;
   float (*f)(float);
   double (*reference)(double);
-  double max_ulp;       // as stated in elementary.h
-  float low, high;      // the domain that is checked; outside, see Specials
+  double max_ulp;   // as stated in elementary.h
+  float low, high;  // the domain that is checked; outside, see Specials
 };
 
 double RefSigmoid(double x) {
@@ -214,16 +214,17 @@ TEST(PowTest, AgreesWithTheCLibraryOnAGridAndInItsSpecialCases) {
     for (int j = -200; j <= 200; ++j) {
       const float x = std::ldexp(1.0f + static_cast<float>(i * 37 % 400) / 400.0f, i % 25 - 12);
       const float y = static_cast<float>(j) * 0.173f;
-      worst = std::max(worst, UlpError(Pow(x, y), std::pow(static_cast<double>(x),
-                                                           static_cast<double>(y))));
+      worst = std::max(
+          worst, UlpError(Pow(x, y), std::pow(static_cast<double>(x), static_cast<double>(y))));
     }
   }
   EXPECT_LE(worst, 0.501);
-  const float values[] = {0.0f, -0.0f, 1.0f, -1.0f, 0.5f, -0.5f, 2.0f, -2.0f, 3.0f, -3.0f, 1e30f,
-                          -1e30f, kInf, -kInf, 1e-40f, -1e-40f, 16777216.0f, 2.5f};
+  const float values[] = {0.0f,  -0.0f, 1.0f,   -1.0f, 0.5f,  -0.5f,  2.0f,    -2.0f,       3.0f,
+                          -3.0f, 1e30f, -1e30f, kInf,  -kInf, 1e-40f, -1e-40f, 16777216.0f, 2.5f};
   for (const float x : values) {
     for (const float y : values) {
-      const float want = static_cast<float>(std::pow(static_cast<double>(x), static_cast<double>(y)));
+      const float want =
+          static_cast<float>(std::pow(static_cast<double>(x), static_cast<double>(y)));
       const float got = Pow(x, y);
       if (std::isnan(want)) {
         EXPECT_EQ(BitsOf(got), kCanonicalNanBits) << x << " ^ " << y;
@@ -285,7 +286,8 @@ TEST(Elementary64Test, StatedErrorsAgainstLongDouble) {
 // What beta^t and rope's inverse frequencies need.
 TEST(Elementary64Test, PowKeepsItsDigitsForLargeExponents) {
   for (int t = 1; t < 100000; t += 997) {
-    const long double exact = std::pow(static_cast<long double>(0.999), static_cast<long double>(t));
+    const long double exact =
+        std::pow(static_cast<long double>(0.999), static_cast<long double>(t));
     EXPECT_NEAR(static_cast<double>(PowF64(0.999, t) / exact - 1), 0.0, 4e-16) << t;
   }
   for (int i = 0; i < 64; ++i) {

@@ -1,9 +1,10 @@
 #pragma once
 
 // The few IEEE operations everything else is made of, written so that no compiler can change them:
-// on a device they are the `_rn` intrinsics (never fused, never flushed), on the host plain operators
-// under -ffp-contract=off and one explicit fused multiply-add. Host and device give the same bits for
-// every operand except the payload of a NaN; whoever stores a result writes CanonicalNan.
+// on a device they are the `_rn` intrinsics (never fused, never flushed), on the host plain
+// operators under -ffp-contract=off and one explicit fused multiply-add. Host and device give the
+// same bits for every operand except the payload of a NaN; whoever stores a result writes
+// CanonicalNan.
 
 #include <cstdint>
 #include <cstring>

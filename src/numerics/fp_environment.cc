@@ -19,11 +19,20 @@ Status CheckFpEnvironment() {
     wrong += text;
   };
   switch (std::fegetround()) {
-    case FE_TONEAREST: break;
-    case FE_UPWARD: note("rounding is upward, not to nearest"); break;
-    case FE_DOWNWARD: note("rounding is downward, not to nearest"); break;
-    case FE_TOWARDZERO: note("rounding is toward zero, not to nearest"); break;
-    default: note("rounding is of an unknown kind, not to nearest"); break;
+    case FE_TONEAREST:
+      break;
+    case FE_UPWARD:
+      note("rounding is upward, not to nearest");
+      break;
+    case FE_DOWNWARD:
+      note("rounding is downward, not to nearest");
+      break;
+    case FE_TOWARDZERO:
+      note("rounding is toward zero, not to nearest");
+      break;
+    default:
+      note("rounding is of an unknown kind, not to nearest");
+      break;
   }
 #if defined(__x86_64__)
   const unsigned csr = _mm_getcsr();

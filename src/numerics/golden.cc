@@ -22,11 +22,16 @@ std::optional<MmaType> TypeOfName(std::string_view path) {
 
 std::optional<MmaType> TypeOfDType(DType dtype) {
   switch (dtype) {
-    case DType::kBF16: return MmaType::kBF16;
-    case DType::kF16: return MmaType::kF16;
-    case DType::kE4M3: return MmaType::kE4M3;
-    case DType::kE5M2: return MmaType::kE5M2;
-    default: return std::nullopt;
+    case DType::kBF16:
+      return MmaType::kBF16;
+    case DType::kF16:
+      return MmaType::kF16;
+    case DType::kE4M3:
+      return MmaType::kE4M3;
+    case DType::kE5M2:
+      return MmaType::kE5M2;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -63,10 +68,10 @@ Result<GoldenFamily> CheckFamily(const SafetensorsFile& file, const std::string&
                     ShapeToString(entry->shape), ShapeToString(entry_b->shape), format.group);
   }
   const int64_t tiles = entry->shape[0], m = entry->shape[1], n = entry_b->shape[1];
-  TARE_ASSIGN_OR_RETURN(const Tensor a, GetPart(file, name + ".a", {tiles, m, format.group},
-                                                format.bytes, true));
-  TARE_ASSIGN_OR_RETURN(const Tensor b, GetPart(file, name + ".b", {tiles, n, format.group},
-                                                format.bytes, true));
+  TARE_ASSIGN_OR_RETURN(const Tensor a,
+                        GetPart(file, name + ".a", {tiles, m, format.group}, format.bytes, true));
+  TARE_ASSIGN_OR_RETURN(const Tensor b,
+                        GetPart(file, name + ".b", {tiles, n, format.group}, format.bytes, true));
   TARE_ASSIGN_OR_RETURN(const Tensor c, GetPart(file, name + ".c_bits", {tiles, m, n}, 4, false));
   TARE_ASSIGN_OR_RETURN(const Tensor d, GetPart(file, name + ".d_bits", {tiles, m, n}, 4, false));
   GoldenFamily family;
@@ -96,10 +101,14 @@ Result<GoldenFamily> CheckFamily(const SafetensorsFile& file, const std::string&
 
 std::string_view MmaTypeName(MmaType type) {
   switch (type) {
-    case MmaType::kBF16: return "bf16";
-    case MmaType::kF16: return "f16";
-    case MmaType::kE4M3: return "e4m3";
-    case MmaType::kE5M2: return "e5m2";
+    case MmaType::kBF16:
+      return "bf16";
+    case MmaType::kF16:
+      return "f16";
+    case MmaType::kE4M3:
+      return "e4m3";
+    case MmaType::kE5M2:
+      return "e5m2";
   }
   return "";
 }

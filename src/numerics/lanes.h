@@ -3,9 +3,9 @@
 // Reductions over a row, in the order that the contracts name.
 //
 // lanes(L): element i goes to lane i mod L; a lane folds its elements in ascending order, starting
-// from +0 for sums and -inf for maxima; lanes are combined by a binary tree that adds lane j and lane
-// j + L/2, then halves, down to one. So any vector width that divides L gives the same bits, and the
-// loops below are written so that the compiler vectorises them over lanes.
+// from +0 for sums and -inf for maxima; lanes are combined by a binary tree that adds lane j and
+// lane j + L/2, then halves, down to one. So any vector width that divides L gives the same bits,
+// and the loops below are written so that the compiler vectorises them over lanes.
 
 #include <cstdint>
 
@@ -23,8 +23,8 @@ TARE_HD float LanesTree(float* lane) {
   return lane[0];
 }
 
-// A partly folded row: elements may come in pieces, as long as they come in order. `at` is the index
-// of the next element.
+// A partly folded row: elements may come in pieces, as long as they come in order. `at` is the
+// index of the next element.
 template <int L>
 struct LanesState {
   float lane[L];
@@ -34,7 +34,8 @@ struct LanesState {
     for (int j = 0; j < L; ++j) lane[j] = 0.0f;
     at = 0;
   }
-  // lane = fold(lane, i) over i in [0, n), the i-th new element. Fold is float(float acc, int64_t i).
+  // lane = fold(lane, i) over i in [0, n), the i-th new element. Fold is float(float acc, int64_t
+  // i).
   template <class Fold>
   TARE_HD void Run(int64_t n, Fold fold) {
     int64_t i = 0;
@@ -88,8 +89,8 @@ TARE_HD T NeighbourTree(T* p, int64_t n) {
   return p[0];
 }
 
-// Sum in quad-lane order, as a tensor-core fragment holds a row: columns 8b+2q and 8b+2q+1 belong to
-// lane q, a lane adds its columns with b ascending, even column first; then (l0+l1)+(l2+l3).
+// Sum in quad-lane order, as a tensor-core fragment holds a row: columns 8b+2q and 8b+2q+1 belong
+// to lane q, a lane adds its columns with b ascending, even column first; then (l0+l1)+(l2+l3).
 TARE_HD float QuadLaneSum(const float* x, int64_t n) {
   float lane[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   for (int64_t i = 0; i < n; ++i) lane[(i % 8) / 2] = Add(lane[(i % 8) / 2], x[i]);

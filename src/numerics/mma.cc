@@ -96,8 +96,8 @@ void PackBlock(const typename MmaStorage<kType>::Type* in, int64_t row_stride, i
     }
     int8_t relative[kCells];
     for (int i = 0; i < kCells; ++i) {
-      const int16_t e = std::max<int16_t>(static_cast<int16_t>(exponent[i] - info.base),
-                                          internal::kMmaFar);
+      const int16_t e =
+          std::max<int16_t>(static_cast<int16_t>(exponent[i] - info.base), internal::kMmaFar);
       relative[i] = static_cast<int8_t>(exponent[i] == kNone ? internal::kMmaZero : e);
     }
     if constexpr (kWidth == 1) {
@@ -143,10 +143,18 @@ MmaRows PackRows(MmaType type, const void* codes, int64_t rows, int64_t k, int64
     }
   };
   switch (type) {
-    case MmaType::kBF16: pack(std::integral_constant<MmaType, MmaType::kBF16>()); break;
-    case MmaType::kF16: pack(std::integral_constant<MmaType, MmaType::kF16>()); break;
-    case MmaType::kE4M3: pack(std::integral_constant<MmaType, MmaType::kE4M3>()); break;
-    case MmaType::kE5M2: pack(std::integral_constant<MmaType, MmaType::kE5M2>()); break;
+    case MmaType::kBF16:
+      pack(std::integral_constant<MmaType, MmaType::kBF16>());
+      break;
+    case MmaType::kF16:
+      pack(std::integral_constant<MmaType, MmaType::kF16>());
+      break;
+    case MmaType::kE4M3:
+      pack(std::integral_constant<MmaType, MmaType::kE4M3>());
+      break;
+    case MmaType::kE5M2:
+      pack(std::integral_constant<MmaType, MmaType::kE5M2>());
+      break;
   }
   return p;
 }
@@ -174,10 +182,14 @@ void PlainTile(const internal::MmaRows& a, int64_t m0, int64_t m1, const interna
 
 std::string_view MmaKernelName(MmaKernel kernel) {
   switch (kernel) {
-    case MmaKernel::kAuto: return "auto";
-    case MmaKernel::kPlain: return "plain";
-    case MmaKernel::kAvx2: return "avx2";
-    case MmaKernel::kAvx512: return "avx512";
+    case MmaKernel::kAuto:
+      return "auto";
+    case MmaKernel::kPlain:
+      return "plain";
+    case MmaKernel::kAvx2:
+      return "avx2";
+    case MmaKernel::kAvx512:
+      return "avx512";
   }
   return "";
 }
@@ -223,12 +235,22 @@ void MmaTile(const MmaA& a, int64_t m0, int64_t m1, const MmaB& b, int64_t n0, i
     internal::MmaFastTile(kernel)(a.packed(), m0, m1, b.packed(), n0, n1, k0, k1, c, c_stride);
     return;
   }
-  const auto run = [&](auto tile) { tile(a.packed(), m0, m1, b.packed(), n0, n1, k0, k1, c, c_stride); };
+  const auto run = [&](auto tile) {
+    tile(a.packed(), m0, m1, b.packed(), n0, n1, k0, k1, c, c_stride);
+  };
   switch (a.type()) {
-    case MmaType::kBF16: run(PlainTile<MmaType::kBF16>); break;
-    case MmaType::kF16: run(PlainTile<MmaType::kF16>); break;
-    case MmaType::kE4M3: run(PlainTile<MmaType::kE4M3>); break;
-    case MmaType::kE5M2: run(PlainTile<MmaType::kE5M2>); break;
+    case MmaType::kBF16:
+      run(PlainTile<MmaType::kBF16>);
+      break;
+    case MmaType::kF16:
+      run(PlainTile<MmaType::kF16>);
+      break;
+    case MmaType::kE4M3:
+      run(PlainTile<MmaType::kE4M3>);
+      break;
+    case MmaType::kE5M2:
+      run(PlainTile<MmaType::kE5M2>);
+      break;
   }
 }
 

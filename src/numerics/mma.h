@@ -5,8 +5,9 @@
 // runs. Operands are packed once: A by rows, B by panels of kMmaPanel columns.
 //
 //   MmaA a = MmaA::Pack(type, x, m, k, x_stride, 1);      // x [m, k]
-//   MmaB b = MmaB::Pack(type, w, n, k, w_stride, 1);      // w [n, k]; (1, stride) for a [k, n] matrix
-//   MmaTile(a, 0, m, b, 0, n, 0, k, c, n);                // c [m, n] continues from what it holds
+//   MmaB b = MmaB::Pack(type, w, n, k, w_stride, 1);      // w [n, k]; (1, stride) for a [k, n]
+//   matrix MmaTile(a, 0, m, b, 0, n, 0, k, c, n);                // c [m, n] continues from what it
+//   holds
 //
 // A chain may be cut at any group boundary and continued later: its whole state is c.
 
@@ -37,11 +38,13 @@ struct LineAllocator {
   template <class U>
   LineAllocator(const LineAllocator<U>&) {}  // NOLINT(google-explicit-constructor)
   T* allocate(size_t n) {
-    return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64}));
+    return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{64}));
   }
-  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+  void deallocate(T* p, size_t) { ::operator delete (p, std::align_val_t{64}); }
   template <class U>
-  bool operator==(const LineAllocator<U>&) const { return true; }
+  bool operator==(const LineAllocator<U>&) const {
+    return true;
+  }
 };
 template <class T>
 using LineVector = std::vector<T, LineAllocator<T>>;
@@ -64,11 +67,11 @@ struct MmaRows {
   int64_t k = 0;         // as given
   int64_t padded_k = 0;  // whole groups
   // Elements of A at [row][padded_k], of B at [panel][padded_k][kMmaPanel].
-  LineVector<uint8_t> codes;       // as given; empty for bf16 and f16, where halves hold the same
-  LineVector<uint16_t> halves;     // the value in bf16 (f16 for f16), exact
-  LineVector<int8_t> exponents;    // B
-  LineVector<uint32_t> exponents4; // A: the byte four times, one broadcast from memory
-  LineVector<MmaGroup> groups;     // [row or panel][padded_k / group]
+  LineVector<uint8_t> codes;        // as given; empty for bf16 and f16, where halves hold the same
+  LineVector<uint16_t> halves;      // the value in bf16 (f16 for f16), exact
+  LineVector<int8_t> exponents;     // B
+  LineVector<uint32_t> exponents4;  // A: the byte four times, one broadcast from memory
+  LineVector<MmaGroup> groups;      // [row or panel][padded_k / group]
 };
 
 }  // namespace internal
@@ -102,9 +105,10 @@ class MmaB {
 };
 
 // c[(m - m0) * c_stride + (n - n0)] continues over k in [k0, k1) for m in [m0, m1), n in [n0, n1).
-// REQUIRES: one type and one K; n0 a multiple of kMmaPanel; k0, and k1 unless it is K, whole groups.
-// Thread-safe: threads may share a and b and write different parts of c.
+// REQUIRES: one type and one K; n0 a multiple of kMmaPanel; k0, and k1 unless it is K, whole
+// groups. Thread-safe: threads may share a and b and write different parts of c.
 void MmaTile(const MmaA& a, int64_t m0, int64_t m1, const MmaB& b, int64_t n0, int64_t n1,
-             int64_t k0, int64_t k1, float* c, int64_t c_stride, MmaKernel kernel = MmaKernel::kAuto);
+             int64_t k0, int64_t k1, float* c, int64_t c_stride,
+             MmaKernel kernel = MmaKernel::kAuto);
 
 }  // namespace tare::numerics

@@ -22,9 +22,9 @@ void Round(MmaKernel kernel, uint64_t seed, MmaFuzzReport& report) {
           n, 0, k, got.data(), n, kernel);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      const float want = Sm90Chain<kType>(&a[static_cast<size_t>(i * k)],
-                                          &b[static_cast<size_t>(j * k)], k,
-                                          c[static_cast<size_t>(i * n + j)]);
+      const float want =
+          Sm90Chain<kType>(&a[static_cast<size_t>(i * k)], &b[static_cast<size_t>(j * k)], k,
+                           c[static_cast<size_t>(i * n + j)]);
       const uint32_t g = BitsOf(got[static_cast<size_t>(i * n + j)]);
       if (g != BitsOf(want) && !report.difference) {
         report.difference = MmaFuzzDifference{seed, pattern, i, j, k, g, BitsOf(want)};
@@ -44,10 +44,18 @@ MmaFuzzReport MmaFuzz(MmaType type, MmaKernel kernel, int64_t products, uint64_t
   for (uint64_t round = 0; report.products < products && !report.difference; ++round) {
     const uint64_t s = seed + round;
     switch (type) {
-      case MmaType::kBF16: Round<MmaType::kBF16>(kernel, s, report); break;
-      case MmaType::kF16: Round<MmaType::kF16>(kernel, s, report); break;
-      case MmaType::kE4M3: Round<MmaType::kE4M3>(kernel, s, report); break;
-      case MmaType::kE5M2: Round<MmaType::kE5M2>(kernel, s, report); break;
+      case MmaType::kBF16:
+        Round<MmaType::kBF16>(kernel, s, report);
+        break;
+      case MmaType::kF16:
+        Round<MmaType::kF16>(kernel, s, report);
+        break;
+      case MmaType::kE4M3:
+        Round<MmaType::kE4M3>(kernel, s, report);
+        break;
+      case MmaType::kE5M2:
+        Round<MmaType::kE5M2>(kernel, s, report);
+        break;
     }
     if (progress && round % 256 == 0) progress(report.products);
   }

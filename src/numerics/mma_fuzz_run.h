@@ -1,7 +1,7 @@
 #pragma once
 
-// Differential fuzzing of a fast kernel of the sm90-mma step against the plain definition, over every
-// class of operand pattern. Deterministic from its seed.
+// Differential fuzzing of a fast kernel of the sm90-mma step against the plain definition, over
+// every class of operand pattern. Deterministic from its seed.
 
 #include <cstdint>
 #include <functional>

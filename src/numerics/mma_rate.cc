@@ -28,9 +28,19 @@ __attribute__((target("avx512f"), noinline)) double FmaRate512() {
          v8 = v[8], v9 = v[9];
   const double t = ThreadSeconds();
   for (int64_t i = 0; i < kFmaSteps; ++i) {
-#define TARE_STEP(x) x = _mm512_fmadd_ps(x, a, b); asm volatile("" : "+v"(x))
-    TARE_STEP(v0); TARE_STEP(v1); TARE_STEP(v2); TARE_STEP(v3); TARE_STEP(v4);
-    TARE_STEP(v5); TARE_STEP(v6); TARE_STEP(v7); TARE_STEP(v8); TARE_STEP(v9);
+#define TARE_STEP(x)            \
+  x = _mm512_fmadd_ps(x, a, b); \
+  asm volatile("" : "+v"(x))
+    TARE_STEP(v0);
+    TARE_STEP(v1);
+    TARE_STEP(v2);
+    TARE_STEP(v3);
+    TARE_STEP(v4);
+    TARE_STEP(v5);
+    TARE_STEP(v6);
+    TARE_STEP(v7);
+    TARE_STEP(v8);
+    TARE_STEP(v9);
 #undef TARE_STEP
   }
   return static_cast<double>(kFmaSteps) * 160.0 / (ThreadSeconds() - t);
@@ -42,9 +52,19 @@ __attribute__((noinline)) double FmaRate256() {
          v9 = one;
   const double t = ThreadSeconds();
   for (int64_t i = 0; i < kFmaSteps; ++i) {
-#define TARE_STEP(x) x = _mm256_fmadd_ps(x, a, b); asm volatile("" : "+x"(x))
-    TARE_STEP(v0); TARE_STEP(v1); TARE_STEP(v2); TARE_STEP(v3); TARE_STEP(v4);
-    TARE_STEP(v5); TARE_STEP(v6); TARE_STEP(v7); TARE_STEP(v8); TARE_STEP(v9);
+#define TARE_STEP(x)            \
+  x = _mm256_fmadd_ps(x, a, b); \
+  asm volatile("" : "+x"(x))
+    TARE_STEP(v0);
+    TARE_STEP(v1);
+    TARE_STEP(v2);
+    TARE_STEP(v3);
+    TARE_STEP(v4);
+    TARE_STEP(v5);
+    TARE_STEP(v6);
+    TARE_STEP(v7);
+    TARE_STEP(v8);
+    TARE_STEP(v9);
 #undef TARE_STEP
   }
   return static_cast<double>(kFmaSteps) * 80.0 / (ThreadSeconds() - t);
@@ -67,8 +87,8 @@ MmaRate Measure(MmaKernel kernel, int rounds) {
     std::fill(c.begin(), c.end(), 0.0f);
     const double t = ThreadSeconds();
     MmaTile(pa, 0, m, pb, 0, n, 0, k, c.data(), n, kernel);
-    rate.products_per_second = std::max(rate.products_per_second,
-                                        static_cast<double>(m * n * k) / (ThreadSeconds() - t));
+    rate.products_per_second =
+        std::max(rate.products_per_second, static_cast<double>(m * n * k) / (ThreadSeconds() - t));
   }
   return rate;
 }
@@ -78,10 +98,14 @@ MmaRate Measure(MmaKernel kernel, int rounds) {
 MmaRate MeasureMmaRate(MmaType type, MmaKernel kernel, int rounds) {
   if (kernel == MmaKernel::kAuto) kernel = MmaBestKernel(type);
   switch (type) {
-    case MmaType::kBF16: return Measure<MmaType::kBF16>(kernel, rounds);
-    case MmaType::kF16: return Measure<MmaType::kF16>(kernel, rounds);
-    case MmaType::kE4M3: return Measure<MmaType::kE4M3>(kernel, rounds);
-    case MmaType::kE5M2: return Measure<MmaType::kE5M2>(kernel, rounds);
+    case MmaType::kBF16:
+      return Measure<MmaType::kBF16>(kernel, rounds);
+    case MmaType::kF16:
+      return Measure<MmaType::kF16>(kernel, rounds);
+    case MmaType::kE4M3:
+      return Measure<MmaType::kE4M3>(kernel, rounds);
+    case MmaType::kE5M2:
+      return Measure<MmaType::kE5M2>(kernel, rounds);
   }
   return {};
 }

@@ -102,7 +102,8 @@ HWY_INLINE bool Pass1(const MmaRows& a, const MmaRows& b, int64_t row, int64_t p
     return false;
   }
   const uint32_t* HWY_RESTRICT ae = &a.exponents4[static_cast<size_t>(row * a.padded_k + k)];
-  const int8_t* HWY_RESTRICT be = &b.exponents[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)];
+  const int8_t* HWY_RESTRICT be =
+      &b.exponents[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)];
   // No sum leaves int8: the smallest is twice kMmaZero.
   HWY_ALIGN int8_t product_max[kMmaPanel];
   uint64_t far = 0;
@@ -158,10 +159,11 @@ HWY_INLINE bool Pass1(const MmaRows& a, const MmaRows& b, int64_t row, int64_t p
   return true;
 }
 
-// Pass 2 for fp8. The sum of 32 products and c needs 21 bits above the unit, so f32 holds it: positive
-// and negative products go to two FMA chains that start at +-1.5 * 2^(emax - F + 23), where the last
-// place is the unit, so that rounding toward zero is the rule's cut. bk [group][2][64]: the positive
-// elements, then the negative ones, zero elsewhere; flip[i] is 64 where a is negative.
+// Pass 2 for fp8. The sum of 32 products and c needs 21 bits above the unit, so f32 holds it:
+// positive and negative products go to two FMA chains that start at +-1.5 * 2^(emax - F + 23),
+// where the last place is the unit, so that rounding toward zero is the rule's cut. bk
+// [group][2][64]: the positive elements, then the negative ones, zero elsewhere; flip[i] is 64
+// where a is negative.
 template <MmaType kType, int kUsed>
 HWY_INLINE void Pass2Chains(const float* HWY_RESTRICT ak, const int64_t* HWY_RESTRICT flip,
                             const float* HWY_RESTRICT bk, const Scaled& in, float* HWY_RESTRICT c) {
@@ -198,8 +200,8 @@ HWY_INLINE void Pass2Chains(const float* HWY_RESTRICT ak, const int64_t* HWY_RES
 // Pass 2: ak [group], bk [group, 64] as f32. Leaves c as it was and answers false when the sums do
 // not fit.
 template <MmaType kType, int kUsed>
-HWY_INLINE bool Pass2(const float* HWY_RESTRICT ak, const float* HWY_RESTRICT bk,
-                      const Scaled& in, float* HWY_RESTRICT c) {
+HWY_INLINE bool Pass2(const float* HWY_RESTRICT ak, const float* HWY_RESTRICT bk, const Scaled& in,
+                      float* HWY_RESTRICT c) {
   constexpr MmaFormat kFormat = FormatOf(kType);
   const D d;
   const DI di;
@@ -225,8 +227,7 @@ HWY_INLINE bool Pass2(const float* HWY_RESTRICT ak, const float* HWY_RESTRICT bk
     }
     for (int v = 0; v < kStep; ++v) {
       worst = hn::Max(worst, hn::BitCast(du, hn::Abs(sum[v])));
-      const auto unit =
-          hn::BitCast(d, hn::Sub(hn::Set(di, 254 << 23), hn::BitCast(di, scale[v])));
+      const auto unit = hn::BitCast(d, hn::Sub(hn::Set(di, 254 << 23), hn::BitCast(di, scale[v])));
       auto y0 = hn::Mul(hn::ConvertTo(d, sum[v]), unit);
       if constexpr (kFormat.result_cut != 0) {
         y0 = hn::And(y0, hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut))));
@@ -260,9 +261,9 @@ void RowsPanel(const MmaRows& a, const MmaRows& b, int64_t m0, int64_t rows, int
                                   c + r * kMmaPanel);
         continue;
       }
-      if (HWY_UNLIKELY(!(Pass2<kType, kUsed>(af + r * af_stride + (k - k0),
-                                             bf + (k - k0) * kMmaPanel, scaled[r],
-                                             c + r * kMmaPanel)))) {
+      if (HWY_UNLIKELY(
+              !(Pass2<kType, kUsed>(af + r * af_stride + (k - k0), bf + (k - k0) * kMmaPanel,
+                                    scaled[r], c + r * kMmaPanel)))) {
         SlowGroup<kType>(a, b, m0 + r, panel, k, lanes, c + r * kMmaPanel);
       }
     }
@@ -275,9 +276,11 @@ HWY_INLINE void Widen(const uint16_t* in, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kLanes) {
     if constexpr (kType == MmaType::kF16) {
 #if HWY_TARGET == HWY_AVX2
-      _mm256_store_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+      _mm256_store_ps(out + i,
+                      _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
 #else
-      _mm512_store_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i))));
+      _mm512_store_ps(
+          out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i))));
 #endif
     } else {
       const auto bits = hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<uint16_t, D>(), in + i));
@@ -309,7 +312,8 @@ HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaR
   HWY_ALIGN int64_t flip[kSplit ? kRows * kBlock : kLanes] = {};
   HWY_ALIGN float af[kRows * kBlock];
   HWY_ALIGN float tile[kRows * kMmaPanel];
-  k1 = std::min(a.padded_k, (k1 + FormatOf(kType).group - 1) / FormatOf(kType).group * FormatOf(kType).group);
+  k1 = std::min(a.padded_k,
+                (k1 + FormatOf(kType).group - 1) / FormatOf(kType).group * FormatOf(kType).group);
   for (int64_t n = n0; n < n1; n += kMmaPanel) {
     const int64_t columns = std::min(kMmaPanel, n1 - n);
     const uint64_t lanes = columns == 64 ? ~uint64_t{0} : (uint64_t{1} << columns) - 1;
@@ -335,9 +339,11 @@ HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaR
           std::fill(to + columns, to + kMmaPanel, 0.0f);
         }
         if ((columns + kLanes - 1) / kLanes * 2 <= kVectors) {
-          RowsPanel<kType, kVectors / 2>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand, lanes, tile);
+          RowsPanel<kType, kVectors / 2>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand,
+                                         lanes, tile);
         } else {
-          RowsPanel<kType, kVectors>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand, lanes, tile);
+          RowsPanel<kType, kVectors>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand, lanes,
+                                     tile);
         }
         for (int64_t r = 0; r < rows; ++r) {
           std::memcpy(c + (m + r - m0) * c_stride + (n - n0), tile + r * kMmaPanel,
@@ -353,10 +359,18 @@ void Tile(const MmaRows& a, int64_t m0, int64_t m1, const MmaRows& b, int64_t n0
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | 0x6000);  // toward zero
   switch (a.type) {
-    case MmaType::kBF16: TypedTile<MmaType::kBF16>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
-    case MmaType::kF16: TypedTile<MmaType::kF16>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
-    case MmaType::kE4M3: TypedTile<MmaType::kE4M3>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
-    case MmaType::kE5M2: TypedTile<MmaType::kE5M2>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride); break;
+    case MmaType::kBF16:
+      TypedTile<MmaType::kBF16>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride);
+      break;
+    case MmaType::kF16:
+      TypedTile<MmaType::kF16>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride);
+      break;
+    case MmaType::kE4M3:
+      TypedTile<MmaType::kE4M3>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride);
+      break;
+    case MmaType::kE5M2:
+      TypedTile<MmaType::kE5M2>(a, m0, m1, b, n0, n1, k0, k1, c, c_stride);
+      break;
   }
   _mm_setcsr(before);
 }

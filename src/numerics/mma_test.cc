@@ -18,7 +18,8 @@ void CheckTiles(MmaKernel kernel, uint64_t seed, int rounds) {
   constexpr int kGroup = FormatOf(kType).group;
   PatternSource source(seed);
   for (int round = 0; round < rounds; ++round) {
-    const int64_t m = 1 + source.Below(9), n = 1 + source.Below(150), k = 1 + source.Below(5 * kGroup);
+    const int64_t m = 1 + source.Below(9), n = 1 + source.Below(150),
+                  k = 1 + source.Below(5 * kGroup);
     std::vector<T> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(n * k));
     std::vector<float> c(static_cast<size_t>(m * n)), want;
     const Pattern pattern = source.FillOperands<kType>(a.data(), m, b.data(), n, k);

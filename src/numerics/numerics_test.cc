@@ -109,8 +109,9 @@ TEST_F(GoldenFileTest, AnotherTypesNameIsAShapeError) {
 }
 
 TEST_F(GoldenFileTest, MissingFileIsNotFound) {
-  EXPECT_EQ(CheckGolden(Env::Real(), path_ + ".none", std::nullopt, MmaKernel::kAuto).status().code(),
-            Code::kNotFound);
+  EXPECT_EQ(
+      CheckGolden(Env::Real(), path_ + ".none", std::nullopt, MmaKernel::kAuto).status().code(),
+      Code::kNotFound);
 }
 
 TEST(MmaFuzzTest, FastKernelsEqualPlainOverEveryPatternClass) {

@@ -23,10 +23,9 @@ TARE_HD PhiloxBlock Philox4x32(PhiloxBlock counter, uint32_t key0, uint32_t key1
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = static_cast<uint64_t>(0xd2511f53u) * counter.v[0];
     const uint64_t b = static_cast<uint64_t>(0xcd9e8d57u) * counter.v[2];
-    counter = PhiloxBlock{{static_cast<uint32_t>(b >> 32) ^ counter.v[1] ^ key0,
-                           static_cast<uint32_t>(b),
-                           static_cast<uint32_t>(a >> 32) ^ counter.v[3] ^ key1,
-                           static_cast<uint32_t>(a)}};
+    counter = PhiloxBlock{
+        {static_cast<uint32_t>(b >> 32) ^ counter.v[1] ^ key0, static_cast<uint32_t>(b),
+         static_cast<uint32_t>(a >> 32) ^ counter.v[3] ^ key1, static_cast<uint32_t>(a)}};
     key0 += 0x9e3779b9u;
     key1 += 0xbb67ae85u;
   }

@@ -29,7 +29,8 @@ int FloorLog2(float x) {  // REQUIRES: x > 0, finite
 // The smallest power of two s >= 2^-126 with s * max >= amax. Exact: s * max in f64.
 float CoveringPower(float amax, float max) {
   for (int e = std::max(-126, FloorLog2(amax) - 9);; ++e) {
-    if (static_cast<double>(PowerOfTwo(e)) * static_cast<double>(max) >= static_cast<double>(amax)) {
+    if (static_cast<double>(PowerOfTwo(e)) * static_cast<double>(max) >=
+        static_cast<double>(amax)) {
       return PowerOfTwo(e);
     }
   }
@@ -61,9 +62,12 @@ uint8_t EncodeE4m3(float q, QuantRounding rounding) {
 
 std::string_view QuantFormatName(QuantFormat format) {
   switch (format) {
-    case QuantFormat::kE4M3: return "e4m3";
-    case QuantFormat::kInt8: return "int8";
-    case QuantFormat::kMxFp4: return "mxfp4";
+    case QuantFormat::kE4M3:
+      return "e4m3";
+    case QuantFormat::kInt8:
+      return "int8";
+    case QuantFormat::kMxFp4:
+      return "mxfp4";
   }
   return "";
 }
@@ -102,9 +106,12 @@ uint8_t F32ToE2m1(float x, QuantRounding rounding) {
 uint8_t QuantEncode(QuantFormat format, float x, float scale, QuantRounding rounding) {
   const float q = Div(x, scale);
   switch (format) {
-    case QuantFormat::kE4M3: return EncodeE4m3(q, rounding);
-    case QuantFormat::kMxFp4: return F32ToE2m1(q, rounding);
-    case QuantFormat::kInt8: break;
+    case QuantFormat::kE4M3:
+      return EncodeE4m3(q, rounding);
+    case QuantFormat::kMxFp4:
+      return F32ToE2m1(q, rounding);
+    case QuantFormat::kInt8:
+      break;
   }
   const float clamped = std::min(std::max(q, -kInt8Max), kInt8Max);
   return static_cast<uint8_t>(static_cast<int8_t>(RoundInteger(clamped, rounding)));
@@ -112,9 +119,12 @@ uint8_t QuantEncode(QuantFormat format, float x, float scale, QuantRounding roun
 
 float QuantDecode(QuantFormat format, uint8_t code, float scale) {
   switch (format) {
-    case QuantFormat::kE4M3: return Canonical(Mul(E4m3ToF32(code), scale));
-    case QuantFormat::kMxFp4: return Mul(E2m1ToF32(code), scale);
-    case QuantFormat::kInt8: break;
+    case QuantFormat::kE4M3:
+      return Canonical(Mul(E4m3ToF32(code), scale));
+    case QuantFormat::kMxFp4:
+      return Mul(E2m1ToF32(code), scale);
+    case QuantFormat::kInt8:
+      break;
   }
   return Mul(static_cast<float>(static_cast<int8_t>(code)), scale);
 }
@@ -160,9 +170,9 @@ Status Dequantize(const QuantGrid& grid, const uint8_t* codes, const float* scal
   }
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) {
-      x[r * cols + c] = QuantDecode(
-          grid.format, codes[r * cols + c],
-          scales[r / grid.block_rows * grid.ScaleCols(cols) + c / grid.block_cols]);
+      x[r * cols + c] =
+          QuantDecode(grid.format, codes[r * cols + c],
+                      scales[r / grid.block_rows * grid.ScaleCols(cols) + c / grid.block_cols]);
     }
   }
   return Ok();
@@ -171,7 +181,8 @@ Status Dequantize(const QuantGrid& grid, const uint8_t* codes, const float* scal
 std::string GridDifference(const QuantGrid& a, const QuantGrid& b, int64_t rows, int64_t cols,
                            int64_t b_row0, int64_t b_col0) {
   if (a.format != b.format) {
-    return fmt::format("format {} against {}", QuantFormatName(a.format), QuantFormatName(b.format));
+    return fmt::format("format {} against {}", QuantFormatName(a.format),
+                       QuantFormatName(b.format));
   }
   if (a.scale_rule != b.scale_rule && a.format != QuantFormat::kMxFp4) {
     const auto name = [](ScaleRule r) { return r == ScaleRule::kFree ? "free" : "power-of-two"; };
@@ -184,14 +195,15 @@ std::string GridDifference(const QuantGrid& a, const QuantGrid& b, int64_t rows,
                        const char* what) -> std::string {
     if (n == 0) return "";
     if (start % block_a != 0) {
-      return fmt::format("{} {}: side b's matrix starts inside a block of {} of side a", what, start,
-                         block_a);
+      return fmt::format("{} {}: side b's matrix starts inside a block of {} of side a", what,
+                         start, block_a);
     }
     for (int64_t i = 1; i < n; ++i) {
       const bool cut_a = (start + i) % block_a == 0, cut_b = i % block_b == 0;
       if (cut_a != cut_b) {
-        return fmt::format("{} {}: a block of side {} ends here, side {}'s goes on (blocks of {} and {})",
-                           what, start + i, cut_a ? 'a' : 'b', cut_a ? 'b' : 'a', block_a, block_b);
+        return fmt::format(
+            "{} {}: a block of side {} ends here, side {}'s goes on (blocks of {} and {})", what,
+            start + i, cut_a ? 'a' : 'b', cut_a ? 'b' : 'a', block_a, block_b);
       }
     }
     return "";

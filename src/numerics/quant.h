@@ -4,15 +4,17 @@
 // data, so that two sides can be compared before a number is (NUM-05, NUM-16).
 //
 // All formats: code = round(x / scale), one IEEE division, then one rounding to the element format,
-// nearest even, saturating; value = element * scale, one rounding. Rules for the scale, amax being the
-// largest |x| of the block:
-//   e4m3   kFree: amax / 448, rounded once, at least 2^-126.  kPowerOfTwo: the smallest power of two
+// nearest even, saturating; value = element * scale, one rounding. Rules for the scale, amax being
+// the largest |x| of the block:
+//   e4m3   kFree: amax / 448, rounded once, at least 2^-126.  kPowerOfTwo: the smallest power of
+//   two
 //          >= amax / 448 (exact comparison), within [2^-126, 2^127].
 //   int8   kFree: amax / 127 (codes -127..127, never -128).   kPowerOfTwo: likewise with 127.
-//   mxfp4  always a power of two, 2^(floor(log2 amax) - 2) within [2^-127, 2^127] (OCP MX 1.0): values
+//   mxfp4  always a power of two, 2^(floor(log2 amax) - 2) within [2^-127, 2^127] (OCP MX 1.0):
+//   values
 //          above 6 * scale saturate, by design of the format.
-// A block of zeros (both signs) has scale 1 and codes that dequantise to zeros of the same sign (int8
-// has no -0). NaN or infinity in a block is an error with its place: no grid holds them.
+// A block of zeros (both signs) has scale 1 and codes that dequantise to zeros of the same sign
+// (int8 has no -0). NaN or infinity in a block is an error with its place: no grid holds them.
 
 #include <cstdint>
 #include <string>
@@ -31,7 +33,8 @@ enum class QuantRounding : uint8_t { kNearestEven, kHalfAway };
 std::string_view QuantFormatName(QuantFormat format);  // "e4m3", "int8", "mxfp4"
 
 // A grid over a matrix [rows, cols]: blocks of block_rows x block_cols starting at (0, 0), the last
-// ones short. 1 x 128 and 128 x 128 for e4m3, 1 x cols (one scale a channel) for int8, 1 x 32 for mxfp4.
+// ones short. 1 x 128 and 128 x 128 for e4m3, 1 x cols (one scale a channel) for int8, 1 x 32 for
+// mxfp4.
 struct QuantGrid {
   QuantFormat format = QuantFormat::kE4M3;
   ScaleRule scale_rule = ScaleRule::kFree;
@@ -63,8 +66,8 @@ Status Dequantize(const QuantGrid& grid, const uint8_t* codes, const float* scal
                   int64_t cols, float* x);
 
 // Why two sides' grids cannot give equal codes over [rows, cols]: a sentence that names the first
-// difference (format, scale rule, rounding, or the first element that lies in other blocks), or "" if
-// they are one grid. A block alignment that differs only beyond the matrix is no difference.
+// difference (format, scale rule, rounding, or the first element that lies in other blocks), or ""
+// if they are one grid. A block alignment that differs only beyond the matrix is no difference.
 // `b_row0` and `b_col0`: where side b's matrix starts inside side a's (a tensor-parallel shard).
 std::string GridDifference(const QuantGrid& a, const QuantGrid& b, int64_t rows, int64_t cols,
                            int64_t b_row0 = 0, int64_t b_col0 = 0);

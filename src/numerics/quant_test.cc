@@ -122,14 +122,16 @@ TEST_P(QuantTest, NonFiniteIsAnErrorWithItsPlace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, QuantTest,
-                         testing::Values(QuantFormat::kE4M3, QuantFormat::kInt8, QuantFormat::kMxFp4),
+                         testing::Values(QuantFormat::kE4M3, QuantFormat::kInt8,
+                                         QuantFormat::kMxFp4),
                          [](const auto& info) { return std::string(QuantFormatName(info.param)); });
 
 TEST(QuantScaleTest, FreeAndPowerOfTwo) {
   EXPECT_EQ(QuantScale(QuantFormat::kE4M3, ScaleRule::kFree, 448.0f), 1.0f);
   EXPECT_EQ(QuantScale(QuantFormat::kE4M3, ScaleRule::kFree, 1.0f), 1.0f / 448.0f);
   EXPECT_EQ(QuantScale(QuantFormat::kE4M3, ScaleRule::kPowerOfTwo, 448.0f), 1.0f);
-  EXPECT_EQ(QuantScale(QuantFormat::kE4M3, ScaleRule::kPowerOfTwo, std::nextafter(448.0f, 1e9f)), 2.0f);
+  EXPECT_EQ(QuantScale(QuantFormat::kE4M3, ScaleRule::kPowerOfTwo, std::nextafter(448.0f, 1e9f)),
+            2.0f);
   EXPECT_EQ(QuantScale(QuantFormat::kE4M3, ScaleRule::kPowerOfTwo, 224.0f), 0.5f);
   EXPECT_EQ(QuantScale(QuantFormat::kE4M3, ScaleRule::kPowerOfTwo, 1e-45f), 0x1p-126f);
   EXPECT_EQ(QuantScale(QuantFormat::kInt8, ScaleRule::kFree, 254.0f), 2.0f);

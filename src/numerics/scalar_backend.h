@@ -31,7 +31,9 @@ struct ScalarF64 {
     return static_cast<int64_t>(static_cast<uint64_t>(a) << kBits);
   }
   template <int kBits>
-  static TARE_HD int64_t Sar(int64_t a) { return a >> kBits; }
+  static TARE_HD int64_t Sar(int64_t a) {
+    return a >> kBits;
+  }
   static TARE_HD double PowerOfTwo(int64_t n) { return FromBits(Shl<52>(AddI(n, 1023))); }
   static TARE_HD bool Lt(double a, double b) { return a < b; }
   static TARE_HD bool Eq(double a, double b) { return a == b; }
@@ -68,7 +70,9 @@ struct ScalarF32 {
     return static_cast<int32_t>(static_cast<uint32_t>(a) << kBits);
   }
   template <int kBits>
-  static TARE_HD int32_t Sar(int32_t a) { return a >> kBits; }
+  static TARE_HD int32_t Sar(int32_t a) {
+    return a >> kBits;
+  }
   static TARE_HD float PowerOfTwo(int32_t n) { return FromBits(Shl<23>(AddI(n, 127))); }
   static TARE_HD int32_t AndMask(bool m, int32_t a) { return m ? a : 0; }
   static TARE_HD bool Lt(float a, float b) { return a < b; }

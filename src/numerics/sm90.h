@@ -4,7 +4,8 @@
 // that every fast version must equal bit for bit (docs/numerics.md). Host and device.
 //
 // One step takes a group of 16 products (bf16, f16) or 32 (e4m3, e5m2). A longer contraction chains
-// steps: d of one is c of the next, k ascending, from c = +0; a short last group is padded with zeros.
+// steps: d of one is c of the next, k ascending, from c = +0; a short last group is padded with
+// zeros.
 
 #include <cstdint>
 
@@ -19,19 +20,23 @@ struct MmaFormat {
   int significand_bits;  // explicit bits below the hidden one
   int exponent_bits;
   int bias;
-  int group;         // products a step
-  int f;             // terms are cut to a multiple of 2^(emax - f)
-  int result_cut;    // low bits of the f32 result that are cleared
+  int group;       // products a step
+  int f;           // terms are cut to a multiple of 2^(emax - f)
+  int result_cut;  // low bits of the f32 result that are cleared
   bool has_infinity;
   int bytes;
 };
 
 TARE_HD constexpr MmaFormat FormatOf(MmaType type) {
   switch (type) {
-    case MmaType::kBF16: return {7, 8, 127, 16, 25, 0, true, 2};
-    case MmaType::kF16: return {10, 5, 15, 16, 25, 0, true, 2};
-    case MmaType::kE4M3: return {3, 4, 7, 32, 13, 10, false, 1};
-    case MmaType::kE5M2: return {2, 5, 15, 32, 13, 10, true, 1};
+    case MmaType::kBF16:
+      return {7, 8, 127, 16, 25, 0, true, 2};
+    case MmaType::kF16:
+      return {10, 5, 15, 16, 25, 0, true, 2};
+    case MmaType::kE4M3:
+      return {3, 4, 7, 32, 13, 10, false, 1};
+    case MmaType::kE5M2:
+      return {2, 5, 15, 32, 13, 10, true, 1};
   }
   return {};
 }
@@ -104,7 +109,8 @@ TARE_HD float CutToFloat(bool negative, uint64_t magnitude, int unit) {
 
 }  // namespace internal
 
-// One step over a whole group: a[i * a_stride] and b[i * b_stride], i in [0, FormatOf(kType).group).
+// One step over a whole group: a[i * a_stride] and b[i * b_stride], i in [0,
+// FormatOf(kType).group).
 template <MmaType kType>
 TARE_HD float Sm90Step(const typename MmaStorage<kType>::Type* a,
                        const typename MmaStorage<kType>::Type* b, float c, int64_t a_stride = 1,
@@ -153,8 +159,8 @@ TARE_HD float Sm90Step(const typename MmaStorage<kType>::Type* a,
   int64_t sum = 0;
   for (int i = 0; i < kGroup; ++i) {
     if (significand[i] == 0) continue;
-    const int64_t t = static_cast<int64_t>(
-        internal::CutTerm(significand[i], exponent[i], kPoint, unit));
+    const int64_t t =
+        static_cast<int64_t>(internal::CutTerm(significand[i], exponent[i], kPoint, unit));
     sum += negative[i] ? -t : t;
   }
   if (c_significand != 0) {
@@ -162,8 +168,8 @@ TARE_HD float Sm90Step(const typename MmaStorage<kType>::Type* a,
     sum += c_negative ? -t : t;
   }
   const bool sum_negative = sum < 0;
-  const float d = internal::CutToFloat(
-      sum_negative, static_cast<uint64_t>(sum_negative ? -sum : sum), unit);
+  const float d =
+      internal::CutToFloat(sum_negative, static_cast<uint64_t>(sum_negative ? -sum : sum), unit);
   return FloatOf(BitsOf(d) & ~((1u << kFormat.result_cut) - 1));
 }
 

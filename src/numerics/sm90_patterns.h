@@ -12,16 +12,16 @@
 namespace tare::numerics {
 
 enum class Pattern : uint8_t {
-  kNormal,       // sign, fraction random, exponents of a bell shape around one
-  kWide,         // exponents over the whole range
-  kZeros,        // half of the operands zero
-  kCancel,       // pairs that cancel almost wholly
-  kSubnormal,    // many subnormal operands
-  kFinite,       // any finite bits
-  kAny,          // any bits: NaN and infinities too
-  kLarge,        // near overflow
-  kSmall,        // products near and below the smallest f32
-  kCarry,        // significands of all ones: the largest sums
+  kNormal,     // sign, fraction random, exponents of a bell shape around one
+  kWide,       // exponents over the whole range
+  kZeros,      // half of the operands zero
+  kCancel,     // pairs that cancel almost wholly
+  kSubnormal,  // many subnormal operands
+  kFinite,     // any finite bits
+  kAny,        // any bits: NaN and infinities too
+  kLarge,      // near overflow
+  kSmall,      // products near and below the smallest f32
+  kCarry,      // significands of all ones: the largest sums
 };
 inline constexpr int kPatternCount = 10;
 
@@ -37,9 +37,9 @@ class PatternSource {
 
   uint32_t Next() {
     if (used_ == 4) {
-      block_ = Philox4x32(PhiloxBlock{{static_cast<uint32_t>(at_), static_cast<uint32_t>(at_ >> 32),
-                                       0x7465u, 0}},
-                          static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32));
+      block_ = Philox4x32(
+          PhiloxBlock{{static_cast<uint32_t>(at_), static_cast<uint32_t>(at_ >> 32), 0x7465u, 0}},
+          static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32));
       ++at_;
       used_ = 0;
     }
@@ -130,7 +130,8 @@ class PatternSource {
       }
       for (int64_t i = 0; i < n; ++i) {
         for (int64_t j = 1; j < k; j += 2) {
-          b[i * k + j] = static_cast<T>(b[i * k + j - 1] ^ (1u << kTop) ^ (Next() >> 30 == 0 ? 1u : 0u));
+          b[i * k + j] =
+              static_cast<T>(b[i * k + j - 1] ^ (1u << kTop) ^ (Next() >> 30 == 0 ? 1u : 0u));
         }
       }
     }
@@ -143,13 +144,26 @@ class PatternSource {
       const uint32_t r = Next();
       uint32_t bits = r;
       switch (Below(8)) {
-        case 0: bits = 0; break;                                            // +0
-        case 1: bits = (r & 0x807fffffu) | ((110u + (r >> 24 & 31)) << 23); break;  // near one
-        case 2: bits = (r & 0x807fffffu) | (127u << 23); break;
-        case 3: bits = r & 0x807fffffu; break;                              // subnormal
-        case 4: bits = (r & 0x807fffffu) | ((240u + (r >> 24 & 7)) << 23); break;
-        case 5: bits = (r & 0x80000000u) | (127u << 23); break;
-        default: break;                                                     // any exponent
+        case 0:
+          bits = 0;
+          break;  // +0
+        case 1:
+          bits = (r & 0x807fffffu) | ((110u + (r >> 24 & 31)) << 23);
+          break;  // near one
+        case 2:
+          bits = (r & 0x807fffffu) | (127u << 23);
+          break;
+        case 3:
+          bits = r & 0x807fffffu;
+          break;  // subnormal
+        case 4:
+          bits = (r & 0x807fffffu) | ((240u + (r >> 24 & 7)) << 23);
+          break;
+        case 5:
+          bits = (r & 0x80000000u) | (127u << 23);
+          break;
+        default:
+          break;  // any exponent
       }
       const bool special = (bits & 0x7f800000u) == 0x7f800000u;
       if (special && pattern != Pattern::kAny) bits &= 0x80000000u | 0x3fffffffu;

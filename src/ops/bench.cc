@@ -46,12 +46,12 @@ BenchResult RunBench(const BenchCase& bench, ThreadPool& pool, int rounds, bool 
     ours.push_back(Microseconds(bodies.ours, ours_repeats, cpu_time));
     peer.push_back(Microseconds(bodies.peer, peer_repeats, cpu_time));
   }
-  return {*std::min_element(ours.begin(), ours.end()), *std::min_element(peer.begin(), peer.end()), Median(ours),
-          Median(peer)};
+  return {*std::min_element(ours.begin(), ours.end()), *std::min_element(peer.begin(), peer.end()),
+          Median(ours), Median(peer)};
 }
 
-BenchCase::Bodies WithCopyPeer(ThreadPool& pool, int64_t read_bytes, int64_t write_bytes, std::function<void()> ours,
-                               std::shared_ptr<void> keep) {
+BenchCase::Bodies WithCopyPeer(ThreadPool& pool, int64_t read_bytes, int64_t write_bytes,
+                               std::function<void()> ours, std::shared_ptr<void> keep) {
   // Reads and writes in equal parts; what is left over is read alone.
   struct Peer {
     std::vector<char> from, to;
@@ -69,7 +69,9 @@ BenchCase::Bodies WithCopyPeer(ThreadPool& pool, int64_t read_bytes, int64_t wri
   const auto body = [peer, both, read_bytes, write_bytes, &pool] {
     pool.ParallelRanges(std::max(read_bytes, write_bytes), kPiece, [&](int64_t begin, int64_t end) {
       const int64_t copied = std::max<int64_t>(0, std::min(end, both) - begin);
-      if (copied > 0) std::memcpy(peer->to.data() + begin, peer->from.data() + begin, static_cast<size_t>(copied));
+      if (copied > 0)
+        std::memcpy(peer->to.data() + begin, peer->from.data() + begin,
+                    static_cast<size_t>(copied));
       const int64_t rest = begin + copied;
       if (rest >= end) return;
       if (read_bytes > write_bytes) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Benches of operators: each case times ours and a peer in turn in the same run, so that other load on
-// the machine meets both. `add_op_bench(NAME)` in src/ops/CMakeLists.txt enters the function
+// Benches of operators: each case times ours and a peer in turn in the same run, so that other load
+// on the machine meets both. `add_op_bench(NAME)` in src/ops/CMakeLists.txt enters the function
 //   namespace tare::ops::NAME { void AddBenches(BenchList& list); }
 // and `tare bench ops` runs what it adds.
 
@@ -45,7 +45,7 @@ class BenchList {
 const BenchList& AllBenches();
 
 struct BenchResult {
-  double ours_us = 0;    // best of the rounds
+  double ours_us = 0;  // best of the rounds
   double peer_us = 0;
   double ours_median_us = 0;
   double peer_median_us = 0;
@@ -57,8 +57,9 @@ struct BenchResult {
 // disturbs less. REQUIRES: a pool of one thread for cpu_time.
 BenchResult RunBench(const BenchCase& bench, ThreadPool& pool, int rounds, bool cpu_time = false);
 
-// The peer of an operator bound by memory: reads `read_bytes` and writes `write_bytes`, on the pool.
-BenchCase::Bodies WithCopyPeer(ThreadPool& pool, int64_t read_bytes, int64_t write_bytes, std::function<void()> ours,
-                               std::shared_ptr<void> keep);
+// The peer of an operator bound by memory: reads `read_bytes` and writes `write_bytes`, on the
+// pool.
+BenchCase::Bodies WithCopyPeer(ThreadPool& pool, int64_t read_bytes, int64_t write_bytes,
+                               std::function<void()> ours, std::shared_ptr<void> keep);
 
 }  // namespace tare::ops

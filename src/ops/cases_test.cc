@@ -1,5 +1,5 @@
-// Public failures of train-inference consistency, as far as they are an operator's matter: H01, H02,
-// H05 (loss part), H09, H11, H12, H15, H17 (head), H19.
+// Public failures of train-inference consistency, as far as they are an operator's matter: H01,
+// H02, H05 (loss part), H09, H11, H12, H15, H17 (head), H19.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,8 @@ namespace {
 class CasesTest : public testing::Test {
  protected:
   CasesTest() { ctx_.pool = &pool_; }
-  float Logprob(const std::vector<float>& logits, int32_t target, float temperature, DType dtype = DType::kF32) {
+  float Logprob(const std::vector<float>& logits, int32_t target, float temperature,
+                DType dtype = DType::kF32) {
     std::vector<uint16_t> low;
     for (float v : logits) low.push_back(Bf16Of(v));
     logprob::Args a;
@@ -31,7 +32,8 @@ class CasesTest : public testing::Test {
     a.temperature = &temperature;
     float out = 0;
     a.logprob = &out;
-    const Status status = logprob::Forward(ctx_, {.vocab = static_cast<int64_t>(logits.size()), .logits_dtype = dtype}, a);
+    const Status status = logprob::Forward(
+        ctx_, {.vocab = static_cast<int64_t>(logits.size()), .logits_dtype = dtype}, a);
     EXPECT_TRUE(status.ok()) << status.ToString();
     return out;
   }
@@ -44,7 +46,8 @@ TEST_F(CasesTest, H01TemperatureIsAppliedOnceAndZeroIsRefused) {
   const std::vector<float> logits = {2, 1, 0, -1};
   EXPECT_NEAR(Logprob(logits, 1, 1.0f), -1.440190, 1e-6);
   EXPECT_NEAR(Logprob(logits, 1, 0.5f), -2.145078, 1e-6);
-  EXPECT_EQ(Logprob({4, 2, 0, -2}, 1, 1.0f), Logprob(logits, 1, 0.5f)) << "restated under the other contract: 0 diff";
+  EXPECT_EQ(Logprob({4, 2, 0, -2}, 1, 1.0f), Logprob(logits, 1, 0.5f))
+      << "restated under the other contract: 0 diff";
   const int32_t target = 1;
   const float zero = 0.0f;
   float out = 0;
@@ -59,7 +62,8 @@ TEST_F(CasesTest, H01TemperatureIsAppliedOnceAndZeroIsRefused) {
   EXPECT_NE(status.message().find("greedy"), std::string::npos) << status.message();
 }
 
-// H02: the processed logprob is over the kept set; replaying that set on the other side gives 0 diff.
+// H02: the processed logprob is over the kept set; replaying that set on the other side gives 0
+// diff.
 TEST_F(CasesTest, H02ProcessedLogprobIsOverTheKeptSetAndReplays) {
   const std::vector<float> logits = {2, 1, 0, -1};
   const float top_p = 0.9f;
@@ -87,7 +91,11 @@ TEST_F(CasesTest, H02ProcessedLogprobIsOverTheKeptSetAndReplays) {
     EXPECT_NEAR(processed - raw, 0.032584, 1e-6);  // -ln S
     float replayed = 0;
     ASSERT_TRUE(sampling::Replay(ctx_, {.vocab = 4},
-                                 {.rows = 1, .logits = logits.data(), .candidates = &set, .targets = &token, .logprob = &replayed})
+                                 {.rows = 1,
+                                  .logits = logits.data(),
+                                  .candidates = &set,
+                                  .targets = &token,
+                                  .logprob = &replayed})
                     .ok());
     EXPECT_EQ(std::bit_cast<uint32_t>(replayed), std::bit_cast<uint32_t>(processed));
     if (token == 1) {
@@ -102,8 +110,8 @@ TEST_F(CasesTest, H02ProcessedLogprobIsOverTheKeptSetAndReplays) {
   EXPECT_LT(Logprob(logits, 1, 1.0f), -1.440190 - 0.1);
 }
 
-// H05, loss: masked slots hold what would be inf in a ratio; loss and gradient equal those of a batch
-// that holds -1 there.
+// H05, loss: masked slots hold what would be inf in a ratio; loss and gradient equal those of a
+// batch that holds -1 there.
 TEST_F(CasesTest, H05MaskedSlotsReachNeitherLossNorGradient) {
   const uint8_t mask[] = {1, 0, 0, 1, 0};
   const float advantage[] = {1.0f, 0.5f, -1.0f, -0.5f, 2.0f};
@@ -139,9 +147,11 @@ TEST_F(CasesTest, H05MaskedSlotsReachNeitherLossNorGradient) {
   const auto dirty = run({-0.5f, nan, -inf, -1, -100}, {-0.5f, nan, -inf, -1, -1}, false);
   EXPECT_TRUE(std::isfinite(dirty.first));
   EXPECT_EQ(clean.first, dirty.first);
-  for (int t = 0; t < 5; ++t) EXPECT_EQ(std::bit_cast<uint32_t>(clean.second[t]), std::bit_cast<uint32_t>(dirty.second[t]));
+  for (int t = 0; t < 5; ++t)
+    EXPECT_EQ(std::bit_cast<uint32_t>(clean.second[t]), std::bit_cast<uint32_t>(dirty.second[t]));
   // Negative control: masking by multiplication lets the NaN through.
-  EXPECT_FALSE(std::isfinite(run({-0.5f, nan, -inf, -1, -100}, {-0.5f, nan, -inf, -1, -1}, true).first));
+  EXPECT_FALSE(
+      std::isfinite(run({-0.5f, nan, -inf, -1, -100}, {-0.5f, nan, -inf, -1, -1}, true).first));
 }
 
 // H09: value down, index up, distinct; -inf may be chosen, but never twice.
@@ -157,7 +167,8 @@ TEST_F(CasesTest, H09TiesInExpertChoice) {
     a.logits = x.data();
     a.ids = ids.data();
     a.weights = weights.data();
-    const Status status = router::Forward(ctx_, {.experts = 4, .top_k = k, .logits_dtype = DType::kBF16}, a);
+    const Status status =
+        router::Forward(ctx_, {.experts = 4, .top_k = k, .logits_dtype = DType::kBF16}, a);
     EXPECT_TRUE(status.ok()) << status.ToString();
     return ids;
   };
@@ -190,15 +201,17 @@ TEST_F(CasesTest, RouterNamesANan) {
   EXPECT_EQ(ids[0], 7) << "nothing is written before every row was looked at";
 }
 
-// H11: backward takes the saved decision; a recomputed one that differs is an error, not a gradient.
+// H11: backward takes the saved decision; a recomputed one that differs is an error, not a
+// gradient.
 TEST_F(CasesTest, H11RecomputedDecisionDiffersFromSaved) {
   const int32_t saved[] = {0}, recomputed[] = {1};
   EXPECT_TRUE(router::CheckDecision(1, 1, saved, saved).ok());
   const Status status = router::CheckDecision(1, 1, saved, recomputed);
   EXPECT_EQ(status.code(), Code::kPrecondition);
-  EXPECT_NE(status.message().find("recomputed decision differs from saved"), std::string::npos) << status.message();
-  // The gradient of the weight reaches the logits of the saved expert, whatever a recompute would say:
-  // logits 1.0 and 0.99609375 are equal once they lose three mantissa bits.
+  EXPECT_NE(status.message().find("recomputed decision differs from saved"), std::string::npos)
+      << status.message();
+  // The gradient of the weight reaches the logits of the saved expert, whatever a recompute would
+  // say: logits 1.0 and 0.99609375 are equal once they lose three mantissa bits.
   const float logits[] = {0.99609375f, 1.0f};
   int32_t ids[1];
   float weights[1], probs[2], gradient[2];
@@ -223,13 +236,15 @@ TEST_F(CasesTest, H11RecomputedDecisionDiffersFromSaved) {
   EXPECT_LT(gradient[0], 0.0f);
 }
 
-// H12: a scale belongs to one row; one scale for the batch moves a victim's codes with its neighbour.
+// H12: a scale belongs to one row; one scale for the batch moves a victim's codes with its
+// neighbour.
 TEST_F(CasesTest, H12OneActivationScaleForTheWholeBatch) {
   const auto dequantised = [&](std::vector<float> x) {
     const int64_t rows = static_cast<int64_t>(x.size()) / 2;
     std::vector<uint8_t> q(x.size());
     std::vector<float> scale(static_cast<size_t>(rows));
-    const Status status = quantize::Forward(ctx_, {.width = 2, .dtype = DType::kF32}, {rows, x.data(), q.data(), scale.data()});
+    const Status status = quantize::Forward(ctx_, {.width = 2, .dtype = DType::kF32},
+                                            {rows, x.data(), q.data(), scale.data()});
     EXPECT_TRUE(status.ok()) << status.ToString();
     return std::pair(E4m3ToF32(q[1]) * scale[0], scale[0]);
   };
@@ -251,7 +266,8 @@ TEST_F(CasesTest, QuantizerRoundsToNearestEvenEverywhere) {
     const float v = E4m3ToF32(static_cast<uint8_t>(code));
     const float next = code < 0x7e ? E4m3ToF32(static_cast<uint8_t>(code + 1)) : 464.0f;
     const float half = (v + next) * 0.5f;
-    for (float x : {v, half, std::nextafter(half, 0.0f), std::nextafter(half, 1000.0f), std::nextafter(v, 1000.0f)}) {
+    for (float x : {v, half, std::nextafter(half, 0.0f), std::nextafter(half, 1000.0f),
+                    std::nextafter(v, 1000.0f)}) {
       if (x <= 448.0f) values.insert(values.end(), {x, -x});
     }
   }
@@ -259,14 +275,16 @@ TEST_F(CasesTest, QuantizerRoundsToNearestEvenEverywhere) {
     const float x[] = {448.0f, v};
     uint8_t q[2];
     float scale;
-    ASSERT_TRUE(quantize::Forward(ctx_, {.width = 2, .dtype = DType::kF32}, {1, x, q, &scale}).ok());
+    ASSERT_TRUE(
+        quantize::Forward(ctx_, {.width = 2, .dtype = DType::kF32}, {1, x, q, &scale}).ok());
     EXPECT_EQ(scale, 1.0f);
     EXPECT_EQ(q[1], F32ToE4m3(v)) << v;
   }
   const float bad[] = {1.0f, INFINITY};
   uint8_t q[2];
   float scale;
-  EXPECT_EQ(quantize::Forward(ctx_, {.width = 2, .dtype = DType::kF32}, {1, bad, q, &scale}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(quantize::Forward(ctx_, {.width = 2, .dtype = DType::kF32}, {1, bad, q, &scale}).code(),
+            Code::kInvalidArgument);
 }
 
 // H15: steps below half a bf16 spacing move the f32 master at once and the served bytes at step 21.
@@ -278,8 +296,16 @@ TEST_F(CasesTest, H15UpdateTooSmallForBf16) {
   for (int step = 1; step <= 30; ++step) {
     // With beta 0 and eps 0 each step is exactly -lr.
     const adamw::Params p = {.beta1 = 0.0f, .beta2 = 0.0f, .eps = 0.0f};
-    ASSERT_TRUE(adamw::Step(ctx_, p, {.count = 4096, .master = master.data(), .m = m.data(), .v = v.data(), .grad = grad.data(),
-                                      .copy = copy.data(), .lr = 3e-6f, .step = step}).ok());
+    ASSERT_TRUE(adamw::Step(ctx_, p,
+                            {.count = 4096,
+                             .master = master.data(),
+                             .m = m.data(),
+                             .v = v.data(),
+                             .grad = grad.data(),
+                             .copy = copy.data(),
+                             .lr = 3e-6f,
+                             .step = step})
+                    .ok());
     if (first_master == 0 && master[17] != 0.02001953125f) first_master = step;
     if (first_copy == 0 && copy[17] != before) first_copy = step;
   }
@@ -305,7 +331,10 @@ TEST_F(CasesTest, H17HeadCastOnOneSide) {
 TEST_F(CasesTest, H19MomentsLostAtRestore) {
   const adamw::Params p = {};
   const auto step = [&](float& w, float& m, float& v, float g, int64_t t) {
-    ASSERT_TRUE(adamw::Step(ctx_, p, {.count = 1, .master = &w, .m = &m, .v = &v, .grad = &g, .lr = 0.1f, .step = t}).ok());
+    ASSERT_TRUE(
+        adamw::Step(ctx_, p,
+                    {.count = 1, .master = &w, .m = &m, .v = &v, .grad = &g, .lr = 0.1f, .step = t})
+            .ok());
   };
   float w = 1, m = 0, v = 0;
   step(w, m, v, 1, 1);

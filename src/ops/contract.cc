@@ -17,7 +17,8 @@ Json Tensors(const std::vector<ContractTensor>& tensors) {
 }
 
 Json ToleranceJson(const Tolerance& t) {
-  return {{"relative_log2", t.relative_log2}, {"absolute_log2", t.absolute_log2}, {"reason", t.reason}};
+  return {
+      {"relative_log2", t.relative_log2}, {"absolute_log2", t.absolute_log2}, {"reason", t.reason}};
 }
 
 }  // namespace
@@ -64,7 +65,9 @@ std::string Contract::Canonical() const {
 
 Sha256Digest Contract::Id() const { return Sha256Of(Canonical()); }
 
-std::string HexWord(float value) { return fmt::format("f32:0x{:08x}", std::bit_cast<uint32_t>(value)); }
+std::string HexWord(float value) {
+  return fmt::format("f32:0x{:08x}", std::bit_cast<uint32_t>(value));
+}
 std::string HexWord(double value) {
   return fmt::format("f64:0x{:016x}", std::bit_cast<uint64_t>(value));
 }
@@ -78,8 +81,8 @@ int64_t OpKey::dim(std::string_view name) const {
 }
 
 std::string OpKey::ToString() const {
-  std::string text = fmt::format("profile={} dtype={} out={}", ProfileName(profile), DTypeName(dtype),
-                                 DTypeName(out_dtype));
+  std::string text = fmt::format("profile={} dtype={} out={}", ProfileName(profile),
+                                 DTypeName(dtype), DTypeName(out_dtype));
   if (!variant.empty()) text += fmt::format(" variant={}", variant);
   for (const auto& [name, value] : dims) text += fmt::format(" {}={}", name, value);
   return text;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The contract of an operator: every choice that can move a bit, as data. Its canonical JSON is what
-// documents, dumps, receipts and the generic tests read, and the SHA-256 of that text is the
+// The contract of an operator: every choice that can move a bit, as data. Its canonical JSON is
+// what documents, dumps, receipts and the generic tests read, and the SHA-256 of that text is the
 // contract ID. Whoever changes any bit of any output raises `version`.
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Planted faults of the row operators: each test first shows that two runs agree bit by bit, then that
-// the fault flips bits on data chosen to expose it, on its own side alone.
+// Planted faults of the row operators: each test first shows that two runs agree bit by bit, then
+// that the fault flips bits on data chosen to expose it, on its own side alone.
 
 #include <gtest/gtest.h>
 
@@ -42,7 +42,8 @@ void TinyMoments(Case& c) {
 // Halfway between two codes at the block's own scale: amax 448 makes the scale 1.
 void HalfwayCodes(Case& c) {
   const int64_t width = c.in[0].elements() / c.rows;
-  for (int64_t i = 0; i < c.in[0].elements(); ++i) Put(c.in[0], i, i % width % 128 == 0 ? 448.0 : 17.0);
+  for (int64_t i = 0; i < c.in[0].elements(); ++i)
+    Put(c.in[0], i, i % width % 128 == 0 ? 448.0 : 17.0);
 }
 
 std::vector<FaultCase> Cases() {
@@ -76,8 +77,10 @@ std::vector<FaultCase> Cases() {
       {"combine.last_slot_dropped", "combine", f, f, "", "out"},
       {"sampling.top_k_ties_highest", "sampling", f, f, "", "candidates", false, EqualLogits},
       {"sampling.seed_by_batch_row", "sampling", f, f, "", "token"},
-      {"policy_loss.mask_by_multiply", "policy_loss", f, f, "k3-token", "token_loss", false, NanInMaskedSlots},
-      {"policy_loss.mask_by_multiply", "policy_loss", f, f, "k3-token", "logprob", true, NanInMaskedSlots},
+      {"policy_loss.mask_by_multiply", "policy_loss", f, f, "k3-token", "token_loss", false,
+       NanInMaskedSlots},
+      {"policy_loss.mask_by_multiply", "policy_loss", f, f, "k3-token", "logprob", true,
+       NanInMaskedSlots},
       {"policy_loss.detached_forward", "policy_loss", f, f, "k3-token", "logprob", true},
       {"policy_loss.count_of_the_shard", "policy_loss", f, f, "k3-token", "token_loss"},
       {"grad_norm.clip_by_shard", "grad_norm", f, f, "", "factor"},
@@ -91,7 +94,8 @@ std::vector<FaultCase> Cases() {
 
 const OpKey& KeyOf(const OpInfo& op, const FaultCase& c) {
   for (const OpKey& key : op.keys) {
-    if (key.dtype == c.dtype && key.out_dtype == c.out_dtype && key.variant == c.variant) return key;
+    if (key.dtype == c.dtype && key.out_dtype == c.out_dtype && key.variant == c.variant)
+      return key;
   }
   ADD_FAILURE() << "no key of " << op.name << " is like that";
   return op.keys[0];
@@ -101,8 +105,9 @@ int64_t Differences(const Tensor& a, const Tensor& b) {
   int64_t count = 0;
   const int64_t size = SizeOf(a.dtype());
   for (int64_t i = 0; i < a.elements(); ++i) {
-    count += std::memcmp(static_cast<const char*>(a.data()) + i * size, static_cast<const char*>(b.data()) + i * size,
-                         static_cast<size_t>(size)) != 0;
+    count +=
+        std::memcmp(static_cast<const char*>(a.data()) + i * size,
+                    static_cast<const char*>(b.data()) + i * size, static_cast<size_t>(size)) != 0;
   }
   return count;
 }
@@ -128,15 +133,19 @@ TEST(Faults, EachFlipsBitsOnlyWhereItIsActive) {
       return Tensor();
     };
     const Tensor clean = run(fault::Side::kTrainer, "");
-    EXPECT_EQ(Differences(clean, run(fault::Side::kRollout, "")), 0) << "the two sides differ without a fault";
+    EXPECT_EQ(Differences(clean, run(fault::Side::kRollout, "")), 0)
+        << "the two sides differ without a fault";
     const std::string on_rollout = std::string(f.fault) + "@rollout";
-    EXPECT_EQ(Differences(clean, run(fault::Side::kTrainer, on_rollout)), 0) << "active on the wrong side";
-    EXPECT_GT(Differences(clean, run(fault::Side::kRollout, on_rollout)), 0) << "the fault flips nothing";
+    EXPECT_EQ(Differences(clean, run(fault::Side::kTrainer, on_rollout)), 0)
+        << "active on the wrong side";
+    EXPECT_GT(Differences(clean, run(fault::Side::kRollout, on_rollout)), 0)
+        << "the fault flips nothing";
     EXPECT_EQ(Differences(clean, run(fault::Side::kRollout, "")), 0) << "the fault stayed on";
   }
 }
 
-// Every declared fault of a row operator is in the table above, so none is listed that nothing proves.
+// Every declared fault of a row operator is in the table above, so none is listed that nothing
+// proves.
 TEST(Faults, TheTableCoversEveryRowOperatorsFault) {
   std::set<std::string> proved, sites;
   for (const FaultCase& f : Cases()) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Test support: one operator call with deterministic operands in guarded memory. Used by the generic
-// suite and the fault tests.
+// Test support: one operator call with deterministic operands in guarded memory. Used by the
+// generic suite and the fault tests.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -21,13 +21,15 @@ namespace tare::ops {
 inline constexpr int64_t kRows = 37;  // crosses a token lane count of 32
 
 // A tensor whose last byte is followed by a page that faults and whose first byte has a canary
-// before it: an operator that reads or writes past its operand dies, one that writes before is seen.
+// before it: an operator that reads or writes past its operand dies, one that writes before is
+// seen.
 struct Guarded {
   char* base = nullptr;
-  size_t bytes = 0;      // mapped, without the fault page
-  size_t front = 0;      // canary bytes
+  size_t bytes = 0;  // mapped, without the fault page
+  size_t front = 0;  // canary bytes
   ~Guarded() {
-    for (size_t i = 0; i < front; ++i) TARE_CHECK(base[i] == 0x5a) << "write before an operand at " << i;
+    for (size_t i = 0; i < front; ++i)
+      TARE_CHECK(base[i] == 0x5a) << "write before an operand at " << i;
     munmap(base, bytes + 4096);
   }
 };
@@ -63,26 +65,50 @@ class Random {
 
 inline double Get(const Tensor& t, int64_t i) {
   switch (t.dtype()) {
-    case DType::kF64: return t.as<double>()[i];
-    case DType::kF32: return t.as<float>()[i];
-    case DType::kBF16: return ToFloat(t.as<uint16_t>()[i]);
-    case DType::kF16: return F16ToF32(t.as<uint16_t>()[i]);
-    case DType::kI32: return t.as<int32_t>()[i];
-    case DType::kI64: return static_cast<double>(t.as<int64_t>()[i]);
-    case DType::kU8: return t.as<uint8_t>()[i];
-    default: TARE_CHECK(false) << "dtype " << std::string(DTypeName(t.dtype())); return 0;
+    case DType::kF64:
+      return t.as<double>()[i];
+    case DType::kF32:
+      return t.as<float>()[i];
+    case DType::kBF16:
+      return ToFloat(t.as<uint16_t>()[i]);
+    case DType::kF16:
+      return F16ToF32(t.as<uint16_t>()[i]);
+    case DType::kI32:
+      return t.as<int32_t>()[i];
+    case DType::kI64:
+      return static_cast<double>(t.as<int64_t>()[i]);
+    case DType::kU8:
+      return t.as<uint8_t>()[i];
+    default:
+      TARE_CHECK(false) << "dtype " << std::string(DTypeName(t.dtype()));
+      return 0;
   }
 }
 inline void Put(Tensor& t, int64_t i, double v) {
   switch (t.dtype()) {
-    case DType::kF64: t.mutable_as<double>()[i] = v; break;
-    case DType::kF32: t.mutable_as<float>()[i] = static_cast<float>(v); break;
-    case DType::kBF16: t.mutable_as<uint16_t>()[i] = Bf16Of(static_cast<float>(v)); break;
-    case DType::kF16: t.mutable_as<uint16_t>()[i] = F32ToF16(static_cast<float>(v)); break;
-    case DType::kI32: t.mutable_as<int32_t>()[i] = static_cast<int32_t>(v); break;
-    case DType::kI64: t.mutable_as<int64_t>()[i] = static_cast<int64_t>(v); break;
-    case DType::kU8: t.mutable_as<uint8_t>()[i] = static_cast<uint8_t>(v); break;
-    default: TARE_CHECK(false) << "dtype " << std::string(DTypeName(t.dtype()));
+    case DType::kF64:
+      t.mutable_as<double>()[i] = v;
+      break;
+    case DType::kF32:
+      t.mutable_as<float>()[i] = static_cast<float>(v);
+      break;
+    case DType::kBF16:
+      t.mutable_as<uint16_t>()[i] = Bf16Of(static_cast<float>(v));
+      break;
+    case DType::kF16:
+      t.mutable_as<uint16_t>()[i] = F32ToF16(static_cast<float>(v));
+      break;
+    case DType::kI32:
+      t.mutable_as<int32_t>()[i] = static_cast<int32_t>(v);
+      break;
+    case DType::kI64:
+      t.mutable_as<int64_t>()[i] = static_cast<int64_t>(v);
+      break;
+    case DType::kU8:
+      t.mutable_as<uint8_t>()[i] = static_cast<uint8_t>(v);
+      break;
+    default:
+      TARE_CHECK(false) << "dtype " << std::string(DTypeName(t.dtype()));
   }
 }
 
@@ -108,12 +134,24 @@ inline Tensor Filled(const Operand& o, uint64_t seed, bool plain = false) {
         }
         break;
       }
-      case Fill::kPositive: Put(t, i, (std::abs(normal) + 1.0) * o.scale); break;
-      case Fill::kIndex: Put(t, i, static_cast<double>(random.Next() % static_cast<uint64_t>(o.limit))); break;
-      case Fill::kAscending: Put(t, i, static_cast<double>(i)); break;
-      case Fill::kMask: Put(t, i, random.Next() % 4 != 0); break;
-      case Fill::kUnit: Put(t, i, random.Uniform()); break;
-      case Fill::kLogprob: Put(t, i, -std::abs(normal) * o.scale); break;
+      case Fill::kPositive:
+        Put(t, i, (std::abs(normal) + 1.0) * o.scale);
+        break;
+      case Fill::kIndex:
+        Put(t, i, static_cast<double>(random.Next() % static_cast<uint64_t>(o.limit)));
+        break;
+      case Fill::kAscending:
+        Put(t, i, static_cast<double>(i));
+        break;
+      case Fill::kMask:
+        Put(t, i, random.Next() % 4 != 0);
+        break;
+      case Fill::kUnit:
+        Put(t, i, random.Uniform());
+        break;
+      case Fill::kLogprob:
+        Put(t, i, -std::abs(normal) * o.scale);
+        break;
       case Fill::kDistinct: {
         bool fresh = false;
         while (!fresh) {
@@ -162,7 +200,8 @@ struct Case {
       : op(op), key(std::move(key)), rows(rows) {
     sig = op->signature(this->key, rows);
     for (const Operand& o : sig.inputs) in.push_back(Filled(o, seed++, plain));
-    for (const Operand& o : sig.outputs) dout.push_back(o.grad ? Filled(GradOf(o), seed++, plain) : Tensor());
+    for (const Operand& o : sig.outputs)
+      dout.push_back(o.grad ? Filled(GradOf(o), seed++, plain) : Tensor());
     if (rows > 20) {
       units = {{0, 20}, {20, rows - 20}};
     } else if (rows > 0) {
@@ -217,7 +256,8 @@ struct Case {
   void Backward(bool fresh = true) {
     ThreadPool pool(threads);
     if (fresh) NewGradients();
-    const Status status = op->backward(MakeCtx(pool), key, BackwardCall{rows, in, out, dout, din, units});
+    const Status status =
+        op->backward(MakeCtx(pool), key, BackwardCall{rows, in, out, dout, din, units});
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
 
@@ -227,7 +267,8 @@ struct Case {
     c.rows = static_cast<int64_t>(rows_taken.size());
     c.sig = op->signature(key, c.rows);
     for (size_t i = 0; i < in.size(); ++i) c.in[i] = TakeRows(sig.inputs[i], in[i], rows_taken);
-    for (size_t i = 0; i < dout.size(); ++i) c.dout[i] = TakeRows(sig.outputs[i], dout[i], rows_taken);
+    for (size_t i = 0; i < dout.size(); ++i)
+      c.dout[i] = TakeRows(sig.outputs[i], dout[i], rows_taken);
     c.units.clear();
     if (c.rows > 0) c.units = {{0, c.rows}};
     return c;

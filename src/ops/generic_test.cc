@@ -27,12 +27,13 @@ void ExpectSame(const Operand& o, const Tensor& want, const Tensor& got) {
   for (int64_t i = 0; i < want.size_bytes(); ++i) {
     if (a[i] == b[i]) continue;
     const int64_t e = i / SizeOf(want.dtype());
-    FAIL() << o.name << " " << ShapeToString(want.shape()) << " element " << e << ": want " << Get(want, e)
-           << " got " << Get(got, e);
+    FAIL() << o.name << " " << ShapeToString(want.shape()) << " element " << e << ": want "
+           << Get(want, e) << " got " << Get(got, e);
   }
 }
 void ExpectSameOutputs(const Case& want, const Case& got) {
-  for (size_t i = 0; i < want.out.size(); ++i) ExpectSame(want.sig.outputs[i], want.out[i], got.out[i]);
+  for (size_t i = 0; i < want.out.size(); ++i)
+    ExpectSame(want.sig.outputs[i], want.out[i], got.out[i]);
 }
 void ExpectSameGradients(const Case& want, const Case& got) {
   for (size_t i = 0; i < want.din.size(); ++i) {
@@ -40,7 +41,8 @@ void ExpectSameGradients(const Case& want, const Case& got) {
   }
 }
 // Row outputs (and row gradients) of `whole` at `rows` against those of `part`.
-void ExpectRows(const Case& whole, const std::vector<int64_t>& rows, const Case& part, bool backward) {
+void ExpectRows(const Case& whole, const std::vector<int64_t>& rows, const Case& part,
+                bool backward) {
   for (size_t i = 0; i < whole.out.size(); ++i) {
     const Operand& o = whole.sig.outputs[i];
     if (o.role == Role::kRows) ExpectSame(o, TakeRows(o, whole.out[i], rows), part.out[i]);
@@ -48,7 +50,8 @@ void ExpectRows(const Case& whole, const std::vector<int64_t>& rows, const Case&
   if (!backward) return;
   for (size_t i = 0; i < whole.din.size(); ++i) {
     const Operand& o = whole.sig.inputs[i];
-    if (o.grad && o.role == Role::kRows) ExpectSame(o, TakeRows(o, whole.din[i], rows), part.din[i]);
+    if (o.grad && o.role == Role::kRows)
+      ExpectSame(o, TakeRows(o, whole.din[i], rows), part.din[i]);
   }
 }
 
@@ -168,7 +171,8 @@ TEST(GenericOps, NeighboursMoveNoBit) {
       }
       const int64_t bytes = other.in[i].size_bytes() / kRows;
       std::memcpy(static_cast<char*>(other.in[i].mutable_data()) + victim * bytes,
-                  static_cast<const char*>(whole.in[i].data()) + victim * bytes, static_cast<size_t>(bytes));
+                  static_cast<const char*>(whole.in[i].data()) + victim * bytes,
+                  static_cast<size_t>(bytes));
     }
     for (size_t i = 0; i < other.dout.size(); ++i) {
       if (!other.sig.outputs[i].grad) continue;
@@ -178,13 +182,16 @@ TEST(GenericOps, NeighboursMoveNoBit) {
       }
       const int64_t bytes = other.dout[i].size_bytes() / kRows;
       std::memcpy(static_cast<char*>(other.dout[i].mutable_data()) + victim * bytes,
-                  static_cast<const char*>(whole.dout[i].data()) + victim * bytes, static_cast<size_t>(bytes));
+                  static_cast<const char*>(whole.dout[i].data()) + victim * bytes,
+                  static_cast<size_t>(bytes));
     }
     other.Forward();
     if (op->backward) other.Backward();
     Case cut = other;
-    for (size_t i = 0; i < cut.out.size(); ++i) cut.out[i] = TakeRows(cut.sig.outputs[i], other.out[i], {victim});
-    for (size_t i = 0; i < cut.din.size(); ++i) cut.din[i] = TakeRows(cut.sig.inputs[i], other.din[i], {victim});
+    for (size_t i = 0; i < cut.out.size(); ++i)
+      cut.out[i] = TakeRows(cut.sig.outputs[i], other.out[i], {victim});
+    for (size_t i = 0; i < cut.din.size(); ++i)
+      cut.din[i] = TakeRows(cut.sig.inputs[i], other.din[i], {victim});
     ExpectRows(whole, {victim}, cut, op->backward != nullptr);
   });
 }
@@ -192,7 +199,8 @@ TEST(GenericOps, NeighboursMoveNoBit) {
 TEST(GenericOps, ChunkCutsMoveNoBit) {
   ForEachRowwise([](const OpInfo* op, const OpKey& key) {
     const Case whole = Whole(op, key);
-    for (const auto& cuts : {std::vector<int64_t>{0, 1, kRows}, {0, 16, 32, kRows}, {0, 7, 19, kRows - 1, kRows}}) {
+    for (const auto& cuts :
+         {std::vector<int64_t>{0, 1, kRows}, {0, 16, 32, kRows}, {0, 7, 19, kRows - 1, kRows}}) {
       for (size_t i = 0; i + 1 < cuts.size(); ++i) {
         const std::vector<int64_t> rows = Range(cuts[i], cuts[i + 1]);
         Case part = whole.Rows(rows);
@@ -298,7 +306,8 @@ TEST(GenericOps, NonFiniteValuesStayInTheirRowAndNansAreCanonical) {
     for (size_t input = 0; input < whole.in.size(); ++input) {
       const Operand& o = whole.sig.inputs[input];
       if (o.role != Role::kRows || !IsFloat(o.dtype) || o.shape[0] == 0) continue;
-      for (const double value : {std::nan(""), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+      for (const double value :
+           {std::nan(""), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
         Case bad = whole.Rows(Range(0, kRows));
         bad.units = whole.units;
         const int64_t width = bad.in[input].elements() / kRows;
@@ -315,9 +324,11 @@ TEST(GenericOps, NonFiniteValuesStayInTheirRowAndNansAreCanonical) {
         if (op->backward) bad.Backward();
         for (const Tensor& t : bad.out) EXPECT_TRUE(CanonicalNans(t)) << o.name;
         Case rest = bad;
-        for (size_t i = 0; i < rest.out.size(); ++i) rest.out[i] = TakeRows(bad.sig.outputs[i], bad.out[i], others);
+        for (size_t i = 0; i < rest.out.size(); ++i)
+          rest.out[i] = TakeRows(bad.sig.outputs[i], bad.out[i], others);
         for (size_t i = 0; i < rest.din.size(); ++i) {
-          EXPECT_TRUE(!bad.sig.inputs[i].grad || CanonicalNans(bad.din[i])) << bad.sig.inputs[i].name;
+          EXPECT_TRUE(!bad.sig.inputs[i].grad || CanonicalNans(bad.din[i]))
+              << bad.sig.inputs[i].name;
           rest.din[i] = TakeRows(bad.sig.inputs[i], bad.din[i], others);
         }
         ExpectRows(whole, others, rest, op->backward != nullptr);
@@ -343,18 +354,21 @@ Values EmptyOutputs(const Signature& sig) {
 }
 
 // |got - want| <= 2^absolute + 2^relative * (largest |want| of the row or tensor).
-void ExpectNear(const Operand& o, const std::vector<double>& want, const Tensor& got, const Tolerance& tolerance) {
+void ExpectNear(const Operand& o, const std::vector<double>& want, const Tensor& got,
+                const Tolerance& tolerance) {
   const int64_t rows = o.role == Role::kRows && !o.shape.empty() ? o.shape[0] : 1;
   const int64_t width = rows == 0 ? 0 : got.elements() / rows;
   for (int64_t r = 0; r < rows; ++r) {
     double scale = 0;
-    for (int64_t i = 0; i < width; ++i) scale = std::max(scale, std::abs(want[static_cast<size_t>(r * width + i)]));
-    const double limit = std::ldexp(1.0, tolerance.absolute_log2) + std::ldexp(scale, tolerance.relative_log2);
+    for (int64_t i = 0; i < width; ++i)
+      scale = std::max(scale, std::abs(want[static_cast<size_t>(r * width + i)]));
+    const double limit =
+        std::ldexp(1.0, tolerance.absolute_log2) + std::ldexp(scale, tolerance.relative_log2);
     for (int64_t i = 0; i < width; ++i) {
       const double w = want[static_cast<size_t>(r * width + i)];
       ASSERT_LE(std::abs(Get(got, r * width + i) - w), limit)
-          << o.name << " row " << r << " element " << i << ": oracle " << w << " got " << Get(got, r * width + i)
-          << " (contract: " << tolerance.reason << ")";
+          << o.name << " row " << r << " element " << i << ": oracle " << w << " got "
+          << Get(got, r * width + i) << " (contract: " << tolerance.reason << ")";
     }
   }
 }
@@ -367,7 +381,8 @@ void CheckForwardAgainstOracle(const OpInfo* op, const OpKey& key, int64_t rows,
   Values want = EmptyOutputs(c.sig);
   oracle->second(key, rows, ToValues(c.in), want);
   for (size_t i = 0; i < c.out.size(); ++i) {
-    if (!c.sig.outputs[i].saved) ExpectNear(c.sig.outputs[i], want[i], c.out[i], op->select(key).forward_tolerance);
+    if (!c.sig.outputs[i].saved)
+      ExpectNear(c.sig.outputs[i], want[i], c.out[i], op->select(key).forward_tolerance);
   }
 }
 
@@ -475,7 +490,8 @@ TEST(GenericOps, GradientIsNearTheFloat64Oracle) {
   EXPECT_GT(checked, 0);
 }
 
-// A negative control: the gradient check must see a gradient that is wrong by one part in a hundred.
+// A negative control: the gradient check must see a gradient that is wrong by one part in a
+// hundred.
 TEST(GenericOps, GradientCheckSeesAWrongGradient) {
   for (const OpInfo* op : AllOps()) {
     if (!op->backward || !Oracles().contains(op->name)) continue;

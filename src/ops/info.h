@@ -11,7 +11,10 @@ namespace tare::ops {
 inline std::string Name(DType dtype) { return std::string(DTypeName(dtype)); }
 
 inline Operand RowOperand(const char* name, DType dtype, Shape shape, bool grad = false) {
-  return {.name = name, .dtype = dtype, .shape = std::move(shape), .grad = grad,
+  return {.name = name,
+          .dtype = dtype,
+          .shape = std::move(shape),
+          .grad = grad,
           .grad_dtype = IsFloat(dtype) ? dtype : DType::kF32};
 }
 inline Operand SharedOperand(const char* name, DType dtype, Shape shape, bool grad = false) {
@@ -24,7 +27,8 @@ inline Operand SavedOperand(const char* name, DType dtype, Shape shape) {
   o.saved = true;
   return o;
 }
-inline Operand IndexOperand(const char* name, Shape shape, int64_t limit, Fill fill = Fill::kIndex) {
+inline Operand IndexOperand(const char* name, Shape shape, int64_t limit,
+                            Fill fill = Fill::kIndex) {
   Operand o = RowOperand(name, DType::kI32, std::move(shape));
   o.fill = fill;
   o.limit = limit;

@@ -51,12 +51,14 @@ float Lanes(int lanes, const std::vector<float>& a, const std::vector<float>& b)
   return lane[0];
 }
 
-#define EXPECT_BITS(want, got) EXPECT_EQ(std::bit_cast<uint32_t>(want), std::bit_cast<uint32_t>(got))
+#define EXPECT_BITS(want, got) \
+  EXPECT_EQ(std::bit_cast<uint32_t>(want), std::bit_cast<uint32_t>(got))
 
 TEST_F(PlainTest, RmsnormForwardAndBackward) {
   for (int64_t width : {1, 31, 127, 128, 129, 576, 1000}) {
     const int64_t rows = 40;
-    const auto x = Low(Normals(rows * width)), residual = Low(Normals(rows * width, 3.0f)), w = Low(Normals(width));
+    const auto x = Low(Normals(rows * width)), residual = Low(Normals(rows * width, 3.0f)),
+               w = Low(Normals(width));
     const auto dy = Low(Normals(rows * width)), extra = Low(Normals(rows * width));
     std::vector<uint16_t> y(x.size()), sum(x.size()), dx(x.size());
     std::vector<float> rstd(rows), dw(static_cast<size_t>(width), 0.5f);
@@ -98,7 +100,8 @@ TEST_F(PlainTest, RmsnormForwardAndBackward) {
       for (int64_t i = 0; i < width; ++i) {
         const size_t at = static_cast<size_t>(t * width + i);
         const float wi = ToFloat(w[static_cast<size_t>(i)]);
-        ASSERT_EQ(y[at], Bf16Of((h[static_cast<size_t>(i)] * r) * wi)) << "width " << width << " row " << t << " column " << i;
+        ASSERT_EQ(y[at], Bf16Of((h[static_cast<size_t>(i)] * r) * wi))
+            << "width " << width << " row " << t << " column " << i;
         g.push_back(ToFloat(dy[at]) * wi);
         hat.push_back(h[static_cast<size_t>(i)] * r);
       }
@@ -106,7 +109,8 @@ TEST_F(PlainTest, RmsnormForwardAndBackward) {
       for (int64_t i = 0; i < width; ++i) {
         const size_t at = static_cast<size_t>(t * width + i);
         const float u = std::fma(-c, hat[static_cast<size_t>(i)], g[static_cast<size_t>(i)]);
-        ASSERT_EQ(dx[at], Bf16Of(std::fma(u, r, ToFloat(extra[at])))) << "width " << width << " row " << t << " column " << i;
+        ASSERT_EQ(dx[at], Bf16Of(std::fma(u, r, ToFloat(extra[at]))))
+            << "width " << width << " row " << t << " column " << i;
       }
       hats.push_back(hat);
     }
@@ -151,7 +155,8 @@ TEST_F(PlainTest, HeadnormInsideAFusedBufferLeavesTheRestAlone) {
       const int64_t head = (i - 10) / dim;
       const auto begin = before.begin() + t * stride + 10 + head * dim;
       const std::vector<float> x(begin, begin + dim);
-      const float r = 1.0f / std::sqrt(std::fma(Lanes(32, x, x), 1.0f / static_cast<float>(dim), p.eps));
+      const float r =
+          1.0f / std::sqrt(std::fma(Lanes(32, x, x), 1.0f / static_cast<float>(dim), p.eps));
       const size_t column = static_cast<size_t>((i - 10) % dim);
       EXPECT_BITS((x[column] * r) * w[column], buffer[at]);
     }
@@ -175,7 +180,8 @@ TEST_F(PlainTest, LogprobOverVocabularyLeaves) {
     const float temperature = 0.7f;
     auto logits = Normals(vocab, 3.0f);
     if (vocab > 300) {
-      for (int64_t i = 0; i < 260; ++i) logits[static_cast<size_t>(i)] = -INFINITY;  // whole blocks of nothing
+      for (int64_t i = 0; i < 260; ++i)
+        logits[static_cast<size_t>(i)] = -INFINITY;  // whole blocks of nothing
     }
     const int32_t target = static_cast<int32_t>(vocab - 1);
     float got = 0, entropy = 0, m = 0, log_sum = 0;
@@ -197,7 +203,8 @@ TEST_F(PlainTest, LogprobOverVocabularyLeaves) {
       for (int64_t at = leaf * leaf_size; at < end; at += 128) {
         Piece block = {-INFINITY, 0, 0};
         const int64_t stop = std::min(end, at + 128);
-        for (int64_t i = at; i < stop; ++i) block.m = std::max(block.m, logits[static_cast<size_t>(i)] / temperature);
+        for (int64_t i = at; i < stop; ++i)
+          block.m = std::max(block.m, logits[static_cast<size_t>(i)] / temperature);
         float l[4] = {}, u[4] = {};
         for (int64_t i = at; i < stop && block.m > -INFINITY; ++i) {
           const float d = logits[static_cast<size_t>(i)] / temperature - block.m;
@@ -211,8 +218,9 @@ TEST_F(PlainTest, LogprobOverVocabularyLeaves) {
       }
       leaves.push_back(run);
     }
-    const Piece whole = MergeRuns(MergeRuns(MergeRuns(leaves[0], leaves[1]), MergeRuns(leaves[2], leaves[3])),
-                                MergeRuns(MergeRuns(leaves[4], leaves[5]), MergeRuns(leaves[6], leaves[7])));
+    const Piece whole =
+        MergeRuns(MergeRuns(MergeRuns(leaves[0], leaves[1]), MergeRuns(leaves[2], leaves[3])),
+                  MergeRuns(MergeRuns(leaves[4], leaves[5]), MergeRuns(leaves[6], leaves[7])));
     const float log = numerics::Log(whole.l);
     SCOPED_TRACE("vocabulary " + std::to_string(vocab));
     EXPECT_BITS(whole.m, m);
@@ -245,24 +253,29 @@ TEST_F(PlainTest, CombineInSlotOrder) {
   const auto y = Low(Normals(rows * k * hidden));
   const auto w = Normals(rows * k);
   std::vector<int32_t> slot_row;
-  for (int64_t i = 0; i < rows * k; ++i) slot_row.push_back(static_cast<int32_t>((i * 11 + 5) % (rows * k)));
+  for (int64_t i = 0; i < rows * k; ++i)
+    slot_row.push_back(static_cast<int32_t>((i * 11 + 5) % (rows * k)));
   slot_row[4] = -1;
   std::vector<uint16_t> out(static_cast<size_t>(rows * hidden));
   ASSERT_TRUE(combine::Forward(ctx_, {.hidden = hidden, .top_k = k},
-                               {rows, rows * k, y.data(), slot_row.data(), w.data(), out.data()}).ok());
+                               {rows, rows * k, y.data(), slot_row.data(), w.data(), out.data()})
+                  .ok());
   for (int64_t t = 0; t < rows; ++t) {
     for (int64_t i = 0; i < hidden; ++i) {
       float acc = 0;
       for (int64_t s = 0; s < k; ++s) {
         const int32_t row = slot_row[static_cast<size_t>(t * k + s)];
-        if (row >= 0) acc = std::fma(w[static_cast<size_t>(t * k + s)], ToFloat(y[static_cast<size_t>(row * hidden + i)]), acc);
+        if (row >= 0)
+          acc = std::fma(w[static_cast<size_t>(t * k + s)],
+                         ToFloat(y[static_cast<size_t>(row * hidden + i)]), acc);
       }
       ASSERT_EQ(out[static_cast<size_t>(t * hidden + i)], Bf16Of(acc));
     }
   }
 }
 
-// A dense definition of the embedding's gradient: every token of the unit contributes, most of them +0.
+// A dense definition of the embedding's gradient: every token of the unit contributes, most of them
+// +0.
 TEST_F(PlainTest, EmbeddingGradientEqualsItsDenseDefinition) {
   const int64_t rows = 75, hidden = 300, vocab = 5;
   const auto dy = Low(Normals(rows * hidden));
@@ -270,7 +283,9 @@ TEST_F(PlainTest, EmbeddingGradientEqualsItsDenseDefinition) {
   for (int64_t t = 0; t < rows; ++t) ids.push_back(static_cast<int32_t>(random_() % 4));
   std::vector<float> got(static_cast<size_t>(vocab * hidden), 0.0f), want = got;
   const TokenUnit units[] = {{0, 40}, {40, 35}};
-  ASSERT_TRUE(embedding::Backward(ctx_, {.vocab = vocab, .hidden = hidden}, {rows, ids.data(), dy.data(), got.data(), units}).ok());
+  ASSERT_TRUE(embedding::Backward(ctx_, {.vocab = vocab, .hidden = hidden},
+                                  {rows, ids.data(), dy.data(), got.data(), units})
+                  .ok());
   for (int64_t v = 0; v < vocab; ++v) {
     for (int64_t i = 0; i < hidden; ++i) {
       for (const TokenUnit& unit : units) {
@@ -283,11 +298,13 @@ TEST_F(PlainTest, EmbeddingGradientEqualsItsDenseDefinition) {
         float& sum = want[static_cast<size_t>(v * hidden + i)];
         sum = sum + Lanes(32, left, right);
       }
-      EXPECT_BITS(want[static_cast<size_t>(v * hidden + i)], got[static_cast<size_t>(v * hidden + i)]);
+      EXPECT_BITS(want[static_cast<size_t>(v * hidden + i)],
+                  got[static_cast<size_t>(v * hidden + i)]);
     }
   }
   const int32_t bad[] = {0, 5};
-  const Status status = embedding::Backward(ctx_, {.vocab = 5, .hidden = hidden}, {2, bad, dy.data(), got.data(), {}});
+  const Status status = embedding::Backward(ctx_, {.vocab = 5, .hidden = hidden},
+                                            {2, bad, dy.data(), got.data(), {}});
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("row 1"), std::string::npos) << status.message();
 }
@@ -314,7 +331,8 @@ TEST_F(PlainTest, GradNormOfShardsEqualsTheWhole) {
   bad[123] = INFINITY;
   const std::vector<grad_norm::Entry> infinite = {entries[0], {"b", bad.data(), 1, 300}};
   const auto refused = grad_norm::Compute(ctx_, infinite, 1.0f);
-  EXPECT_NE(refused.status().message().find("'b' row 0 block 0"), std::string::npos) << refused.status().ToString();
+  EXPECT_NE(refused.status().message().find("'b' row 0 block 0"), std::string::npos)
+      << refused.status().ToString();
 }
 
 TEST_F(PlainTest, RopeTableIsRoundedOnceAndRefusesNonsense) {
@@ -325,9 +343,12 @@ TEST_F(PlainTest, RopeTableIsRoundedOnceAndRefusesNonsense) {
   ASSERT_TRUE(table.ok());
   for (int64_t position : {0, 1, 257, 4999}) {
     for (int64_t i = 0; i < 32; ++i) {
-      const long double angle = static_cast<long double>(position) * powl(100000.0L, -2.0L * static_cast<long double>(i) / 64.0L);
-      EXPECT_NEAR(table->cos[static_cast<size_t>(position * 32 + i)], static_cast<float>(cosl(angle)), 6.1e-8f);
-      EXPECT_NEAR(table->sin[static_cast<size_t>(position * 32 + i)], static_cast<float>(sinl(angle)), 6.1e-8f);
+      const long double angle = static_cast<long double>(position) *
+                                powl(100000.0L, -2.0L * static_cast<long double>(i) / 64.0L);
+      EXPECT_NEAR(table->cos[static_cast<size_t>(position * 32 + i)],
+                  static_cast<float>(cosl(angle)), 6.1e-8f);
+      EXPECT_NEAR(table->sin[static_cast<size_t>(position * 32 + i)],
+                  static_cast<float>(sinl(angle)), 6.1e-8f);
     }
   }
   p.rotary_dim = 63;
@@ -335,8 +356,10 @@ TEST_F(PlainTest, RopeTableIsRoundedOnceAndRefusesNonsense) {
   p.rotary_dim = 64;
   p.scaling = rope::Scaling::kLlama3;
   p.factor = 8;
-  EXPECT_NE(rope::BuildTable(p, 10).status().message().find("original_max_position"), std::string::npos);
-  EXPECT_EQ(rope::BuildTable({.head_dim = 64, .rotary_dim = 64}, 0).status().code(), Code::kInvalidArgument);
+  EXPECT_NE(rope::BuildTable(p, 10).status().message().find("original_max_position"),
+            std::string::npos);
+  EXPECT_EQ(rope::BuildTable({.head_dim = 64, .rotary_dim = 64}, 0).status().code(),
+            Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 #pragma once
 
-// The registry of operators. `add_op(name)` in src/ops/CMakeLists.txt is the one line that enters an
-// operator; the list is generated in the build tree and calls tare::ops::<name>::Info(), so that a
-// linker can drop nothing. Generic tests, benches, the support table and the operator pages read it.
+// The registry of operators. `add_op(name)` in src/ops/CMakeLists.txt is the one line that enters
+// an operator; the list is generated in the build tree and calls tare::ops::<name>::Info(), so that
+// a linker can drop nothing. Generic tests, benches, the support table and the operator pages read
+// it.
 
 #include <cstdint>
 #include <functional>
@@ -28,7 +29,8 @@ enum class Role : uint8_t {
 // What a generic test may put into an input so that the operator accepts it.
 enum class Fill : uint8_t {
   kNormal,     // standard normal times `scale`, some zeros of both signs and subnormals
-  kRanked,     // as kNormal, but where derivatives are taken no two of a row are equal: choices by rank
+  kRanked,     // as kNormal, but where derivatives are taken no two of a row are equal: choices by
+               // rank
   kPositive,   // |normal| * scale + scale: temperatures, second moments
   kIndex,      // integers in [0, limit)
   kAscending,  // rows in order: 0, 1, 2, ... (positions)
@@ -71,7 +73,7 @@ struct ForwardCall {
 struct BackwardCall {
   int64_t rows = 0;
   std::span<const Tensor> in;
-  std::span<const Tensor> out;   // what forward wrote
+  std::span<const Tensor> out;  // what forward wrote
   std::span<const Tensor> dout;
   std::span<Tensor> din;
   std::span<const TokenUnit> units;  // for sums over tokens
@@ -79,8 +81,8 @@ struct BackwardCall {
 
 struct OpInfo {
   std::string name;
-  std::vector<DType> dtypes;      // of activations
-  std::vector<Device> devices;    // where it is built
+  std::vector<DType> dtypes;    // of activations
+  std::vector<Device> devices;  // where it is built
   std::vector<Profile> profiles;
   // Typical keys: each profile, dtype and variant, at small dimensions that cross the contract's
   // constants. The generic suite runs over them; the first one's contract is the operator's page.

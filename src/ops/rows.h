@@ -28,7 +28,8 @@ inline Status CheckCpu(const char* op, const Ctx& ctx) {
   return Ok();
 }
 
-inline Status CheckPointer(const char* op, const char* what, const void* pointer, int64_t elements) {
+inline Status CheckPointer(const char* op, const char* what, const void* pointer,
+                           int64_t elements) {
   if (pointer == nullptr && elements > 0) return InvalidArgument("{}: {} is null", op, what);
   return Ok();
 }
@@ -38,8 +39,10 @@ inline Status CheckRows(const char* op, int64_t rows) {
   return Ok();
 }
 
-inline Status CheckDim(const char* op, const char* what, int64_t value, int64_t max = int64_t{1} << 31) {
-  if (value < 1 || value > max) return InvalidArgument("{}: {} is {}; 1 to {}", op, what, value, max);
+inline Status CheckDim(const char* op, const char* what, int64_t value,
+                       int64_t max = int64_t{1} << 31) {
+  if (value < 1 || value > max)
+    return InvalidArgument("{}: {} is {}; 1 to {}", op, what, value, max);
   return Ok();
 }
 
@@ -56,15 +59,17 @@ auto WithRowDType(DType dtype, const Body& body) {
   return dtype == DType::kF32 ? body(float()) : body(uint16_t());
 }
 
-// Rows per piece so that a piece is worth a wake-up (about 32 KiB of f32), the last pieces stay small
-// enough to balance, and one row is never cut.
+// Rows per piece so that a piece is worth a wake-up (about 32 KiB of f32), the last pieces stay
+// small enough to balance, and one row is never cut.
 inline int64_t RowGrain(int64_t rows, int64_t width, int threads) {
   const int64_t enough = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, width));
   const int64_t fair = std::max<int64_t>(1, rows / (4 * threads));
   return std::max(enough, std::min<int64_t>(fair, 64 * enough));
 }
 
-inline int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+inline int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // f32 scratch of one thread, kept between calls so that a row costs no allocation.
 inline float* Scratch(size_t floats) {
@@ -75,7 +80,9 @@ inline float* Scratch(size_t floats) {
 
 // Scalar twins of the vector loads and stores, for fault paths and rare cases.
 inline float ToFloat(float x) { return x; }
-inline float ToFloat(uint16_t x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
+inline float ToFloat(uint16_t x) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16);
+}
 inline uint16_t Bf16Of(float x) {
   if (x != x) return 0x7fff;
   const uint32_t bits = __builtin_bit_cast(uint32_t, x);

@@ -72,7 +72,8 @@ HWY_INLINE HWY_MAYBE_UNUSED VF RoundAs(VF v, const uint16_t*) {
 }
 
 // Calls body(i, n) for consecutive vectors of [0, count): n is the vector length except at the end.
-// `load`/`store` in the body go through LoadPart/StorePart, which take the fast way for a whole one.
+// `load`/`store` in the body go through LoadPart/StorePart, which take the fast way for a whole
+// one.
 template <class Body>
 HWY_INLINE void ForEachVector(int64_t count, const Body& body) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(DF()));
@@ -102,8 +103,8 @@ HWY_INLINE float LaneTree(float* lane) {
   return lane[0];
 }
 
-// lanes(L) of fma(a, b, .) over f32 scratch rows whose length was padded to a multiple of L. Pads that
-// change nothing: a = -0, b = +0, whose product -0 is neutral in every sum.
+// lanes(L) of fma(a, b, .) over f32 scratch rows whose length was padded to a multiple of L. Pads
+// that change nothing: a = -0, b = +0, whose product -0 is neutral in every sum.
 template <int L>
 HWY_INLINE float LanesDot(const float* a, const float* b, int64_t padded) {
   const DF d;

@@ -4,8 +4,8 @@
 
 namespace tare::ops {
 
-Result<std::vector<TokenUnit>> CutUnits(std::span<const TokenSequence> sequences, int64_t total_rows,
-                                        int64_t unit_rows) {
+Result<std::vector<TokenUnit>> CutUnits(std::span<const TokenSequence> sequences,
+                                        int64_t total_rows, int64_t unit_rows) {
   if (unit_rows <= 0) return InvalidArgument("unit_rows {}: must be positive", unit_rows);
   std::vector<TokenUnit> units;
   std::vector<TokenSequence> sorted(sequences.begin(), sequences.end());
@@ -24,7 +24,8 @@ Result<std::vector<TokenUnit>> CutUnits(std::span<const TokenSequence> sequences
             [](const TokenSequence& a, const TokenSequence& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < sorted.size(); ++i) {
     if (sorted[i].begin < sorted[i - 1].begin + sorted[i - 1].rows) {
-      return InvalidArgument("two sequences share row {}: every row belongs to one", sorted[i].begin);
+      return InvalidArgument("two sequences share row {}: every row belongs to one",
+                             sorted[i].begin);
     }
   }
   return units;

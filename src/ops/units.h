@@ -13,8 +13,8 @@ namespace tare::ops {
 
 inline constexpr int64_t kUnitRows = 4096;
 
-// Rows [begin, begin + rows) of the packed token buffers. The first row of a unit is its row 0: lane
-// and group numbers count from there.
+// Rows [begin, begin + rows) of the packed token buffers. The first row of a unit is its row 0:
+// lane and group numbers count from there.
 struct TokenUnit {
   int64_t begin = 0;
   int64_t rows = 0;  // 1 to kUnitRows

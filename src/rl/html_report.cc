@@ -22,7 +22,9 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}code,pre{font:13px/
 .scroll{overflow-x:auto}svg text{fill:var(--fg);font:11px system-ui,sans-serif}
 )css";
 
-std::string Short(const Json& hash) { return hash.is_string() ? hash.get<std::string>().substr(0, 12) : "none"; }
+std::string Short(const Json& hash) {
+  return hash.is_string() ? hash.get<std::string>().substr(0, 12) : "none";
+}
 
 // Tokens from left to right, layers from bottom to top as data flows.
 std::string Draw(const Picture& p) {
@@ -30,7 +32,8 @@ std::string Draw(const Picture& p) {
   const int columns = static_cast<int>(p.tokens.size()), rows = static_cast<int>(p.rows.size());
   const int width = kLeft + std::max(columns * kCell, 330) + 10, height = kTop + rows * kCell + 26;
   std::string svg = fmt::format(
-      "<div class=scroll><svg role=img aria-label=\"equality by token and layer\" width={0} height={1} "
+      "<div class=scroll><svg role=img aria-label=\"equality by token and layer\" width={0} "
+      "height={1} "
       "viewBox=\"0 0 {0} {1}\">",
       width, height);
   for (int r = 0; r < rows; ++r) {
@@ -44,24 +47,31 @@ std::string Draw(const Picture& p) {
       const double share = all == 0 ? 0 : static_cast<double>(bad) / static_cast<double>(all);
       const double opacity = bad == 0 ? 1.0 : 0.35 + 0.65 * std::sqrt(share);
       svg += fmt::format(
-          "<rect x={} y={} width={} height={} rx=2 fill=\"{}\" fill-opacity=\"{:.2f}\"><title>{}, position {}: {} of "
+          "<rect x={} y={} width={} height={} rx=2 fill=\"{}\" fill-opacity=\"{:.2f}\"><title>{}, "
+          "position {}: {} of "
           "{} values differ</title></rect>",
-          kLeft + c * kCell, y, kCell - 2, kCell - 2, fill, opacity, HtmlEscape(p.rows[row]), c, bad, all);
+          kLeft + c * kCell, y, kCell - 2, kCell - 2, fill, opacity, HtmlEscape(p.rows[row]), c,
+          bad, all);
     }
   }
-  return svg + fmt::format("<text x={} y={}>position in the sequence, 0 to {}; layers upwards</text></svg></div>",
-                           kLeft, height - 8, columns - 1);
+  return svg +
+         fmt::format(
+             "<text x={} y={}>position in the sequence, 0 to {}; layers upwards</text></svg></div>",
+             kLeft, height - 8, columns - 1);
 }
 
 double Milliseconds(const Json& ns) { return ns.is_number() ? ns.get<double>() * 1e-6 : 0; }
-double Span(const Json& part) { return Milliseconds(part.at("ended_ns")) - Milliseconds(part.at("started_ns")); }
+double Span(const Json& part) {
+  return Milliseconds(part.at("ended_ns")) - Milliseconds(part.at("started_ns"));
+}
 
 std::string Words(const Json& receipt) {
   std::string html;
   for (const Json& round : receipt.value("rounds", Json::array())) {
     const Json& w = round.at("weights");
     html += fmt::format(
-        "<p><b>theta{}</b>: {} samples, {} tokens. The engine holds weights <code>{}</code>, the trainer "
+        "<p><b>theta{}</b>: {} samples, {} tokens. The engine holds weights <code>{}</code>, the "
+        "trainer "
         "<code>{}</code>.",
         round.at("version").dump(), round.at("rollout").at("sequences").dump(),
         round.at("rollout").at("tokens").dump(), HtmlEscape(Short(w.at("engine_held"))),
@@ -81,10 +91,13 @@ std::string Words(const Json& receipt) {
       deployed += p.at("deployed_changed").get<int64_t>();
     }
     html += fmt::format(
-        "<p><b>Update of theta{}</b> ({}): gradient norm {:.4g}; {} of {} parameters have a gradient; {} of {} master "
-        "values and {} deployed values changed; the importance ratio is other than exactly 1 at {} of {} tokens.</p>",
-        u.at("from").dump(), HtmlEscape(u.at("loss_kind").get<std::string>()), u.at("gradient_norm").get<double>(),
-        reached, parameters, master, elements, deployed, u.at("ratio_not_one").dump(), u.at("valid_tokens").dump());
+        "<p><b>Update of theta{}</b> ({}): gradient norm {:.4g}; {} of {} parameters have a "
+        "gradient; {} of {} master "
+        "values and {} deployed values changed; the importance ratio is other than exactly 1 at {} "
+        "of {} tokens.</p>",
+        u.at("from").dump(), HtmlEscape(u.at("loss_kind").get<std::string>()),
+        u.at("gradient_norm").get<double>(), reached, parameters, master, elements, deployed,
+        u.at("ratio_not_one").dump(), u.at("valid_tokens").dump());
   }
   html += "<p>";
   for (const Json& p : receipt.value("processes", Json::array())) {
@@ -96,20 +109,25 @@ std::string Words(const Json& receipt) {
 }
 
 std::string Times(const Json& receipt) {
-  const Json rounds = receipt.value("rounds", Json::array()), updates = receipt.value("updates", Json::array());
+  const Json rounds = receipt.value("rounds", Json::array()),
+             updates = receipt.value("updates", Json::array());
   std::string html = "<table><tr><th>phase, ms";
   for (size_t i = 0; i < rounds.size(); ++i) html += fmt::format("<th class=n>theta{}", i);
   const auto row = [&](const char* name, const Json& list, const auto& milliseconds) {
     html += fmt::format("<tr><td>{}", name);
     for (size_t i = 0; i < rounds.size(); ++i) {
-      html += i < list.size() ? fmt::format("<td class=n>{:.0f}", milliseconds(list[i])) : "<td class=n>-";
+      html += i < list.size() ? fmt::format("<td class=n>{:.0f}", milliseconds(list[i]))
+                              : "<td class=n>-";
     }
   };
   row("rollout", rounds, [](const Json& r) { return Span(r.at("rollout")); });
-  row("score without gradients", rounds, [](const Json& r) { return Span(r.at("paths").at("score")); });
-  row("forward, loss and backward", updates, [](const Json& u) { return Milliseconds(u.at("forward_backward_ns")); });
+  row("score without gradients", rounds,
+      [](const Json& r) { return Span(r.at("paths").at("score")); });
+  row("forward, loss and backward", updates,
+      [](const Json& u) { return Milliseconds(u.at("forward_backward_ns")); });
   row("optimizer", updates, [](const Json& u) { return Milliseconds(u.at("optimizer_ns")); });
-  row("publish: write", updates, [](const Json& u) { return Milliseconds(u.at("publish").at("write_ns")); });
+  row("publish: write", updates,
+      [](const Json& u) { return Milliseconds(u.at("publish").at("write_ns")); });
   row("publish: load in the engine", updates,
       [](const Json& u) { return Milliseconds(u.at("publish").at("update_ns")); });
   return html + "</table>";
@@ -117,7 +135,8 @@ std::string Times(const Json& receipt) {
 
 std::string PictureOf(const ReportRun& run) {
   std::string html = "<h3>Equality by token and layer, one request on both sides</h3>";
-  if (run.picture.tokens.empty()) return html + fmt::format("<p class=soft>{}</p>", HtmlEscape(run.picture_note));
+  if (run.picture.tokens.empty())
+    return html + fmt::format("<p class=soft>{}</p>", HtmlEscape(run.picture_note));
   int64_t all = 0, bad = 0;
   for (size_t r = 0; r < run.picture.rows.size(); ++r) {
     for (size_t c = 0; c < run.picture.tokens.size(); ++c) {
@@ -126,46 +145,57 @@ std::string PictureOf(const ReportRun& run) {
     }
   }
   return html + Draw(run.picture) +
-         fmt::format("<p class=soft>{} values compared, {} differ. Green: every bit equal; red: deeper where more "
-                     "differ; grey: not compared.</p>",
-                     all, bad);
+         fmt::format(
+             "<p class=soft>{} values compared, {} differ. Green: every bit equal; red: deeper "
+             "where more "
+             "differ; grey: not compared.</p>",
+             all, bad);
 }
 
 std::string Run(const ReportRun& run) {
   const Judgement& j = run.judgement;
   const bool as_expected = VerdictName(j.verdict) == run.expected;
-  std::string html = fmt::format("<h2>{}</h2><p>Verdict <span class={}>{}</span>{}{}, expected {}. {:.1f} s.</p>",
-                                 HtmlEscape(run.title), as_expected ? "ok" : "bad", VerdictName(j.verdict),
-                                 j.reason.empty() ? "" : ": ", j.reason, HtmlEscape(run.expected), run.seconds);
+  std::string html =
+      fmt::format("<h2>{}</h2><p>Verdict <span class={}>{}</span>{}{}, expected {}. {:.1f} s.</p>",
+                  HtmlEscape(run.title), as_expected ? "ok" : "bad", VerdictName(j.verdict),
+                  j.reason.empty() ? "" : ": ", j.reason, HtmlEscape(run.expected), run.seconds);
   if (const Reason* r = FindReason(j.reason); r != nullptr) {
     html += fmt::format("<p class=soft>In words: {}.</p>", HtmlEscape(r->sentence));
   }
-  html += "<div class=scroll><table><tr><th>weights<th>compared<th class=n>tokens<th class=n>differ in a bit<th "
-          "class=n>largest difference<th>first";
+  html +=
+      "<div class=scroll><table><tr><th>weights<th>compared<th class=n>tokens<th class=n>differ in "
+      "a bit<th "
+      "class=n>largest difference<th>first";
   for (const auto& c : j.comparisons) {
-    html += fmt::format("<tr><td>theta{}<td>{} and {}<td class=n>{}<td class=\"n {}\">{}<td class=n>{:.3g}<td><code>{}"
-                        "</code>",
-                        c.version, c.a, c.b, c.compared, c.mismatches == 0 ? "ok" : "bad", c.mismatches, c.max_abs,
-                        HtmlEscape(c.first));
+    html += fmt::format(
+        "<tr><td>theta{}<td>{} and {}<td class=n>{}<td class=\"n {}\">{}<td "
+        "class=n>{:.3g}<td><code>{}"
+        "</code>",
+        c.version, c.a, c.b, c.compared, c.mismatches == 0 ? "ok" : "bad", c.mismatches, c.max_abs,
+        HtmlEscape(c.first));
   }
   html += "</table></div>";
   if (run.locate.is_object()) {
     const Json site = run.locate.value("site", Json(nullptr));
     if (site.is_object()) {
-      html += fmt::format("<div class=card><p>First operator that differs, from the dumps of both sides: <b>{}</b> at "
-                          "<code>{}</code>, position {}.</p></div>",
-                          HtmlEscape(site.value("op", "")), HtmlEscape(site.value("name", "")),
-                          site.value("position", Json(-1)).dump());
+      html += fmt::format(
+          "<div class=card><p>First operator that differs, from the dumps of both sides: <b>{}</b> "
+          "at "
+          "<code>{}</code>, position {}.</p></div>",
+          HtmlEscape(site.value("op", "")), HtmlEscape(site.value("name", "")),
+          site.value("position", Json(-1)).dump());
     } else {
-      html += fmt::format("<p class=soft>Locating: {}</p>", HtmlEscape(run.locate.value("why", "")));
+      html +=
+          fmt::format("<p class=soft>Locating: {}</p>", HtmlEscape(run.locate.value("why", "")));
     }
   }
-  html += PictureOf(run) + "<h3>The receipt in words</h3>" + Words(run.receipt) + "<h3>Times</h3>" + Times(run.receipt);
+  html += PictureOf(run) + "<h3>The receipt in words</h3>" + Words(run.receipt) + "<h3>Times</h3>" +
+          Times(run.receipt);
   if (!j.findings.empty()) {
     html += "<h3>Findings</h3><table>";
     for (size_t i = 0; i < j.findings.size() && i < 12; ++i) {
-      html += fmt::format("<tr><td>{}<td>{}<td>{}", VerdictName(j.findings[i].verdict), j.findings[i].reason,
-                          HtmlEscape(j.findings[i].text));
+      html += fmt::format("<tr><td>{}<td>{}<td>{}", VerdictName(j.findings[i].verdict),
+                          j.findings[i].reason, HtmlEscape(j.findings[i].text));
     }
     html += "</table>";
   }
@@ -178,33 +208,50 @@ std::string HtmlEscape(std::string_view text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
 }
 
 std::string HtmlReport(const ReportInput& input) {
-  std::string html = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
-                     "content=\"width=device-width,initial-scale=1\"><title>Tare: rollout and training, bit by "
-                     "bit</title><style>";
+  std::string html =
+      "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+      "content=\"width=device-width,initial-scale=1\"><title>Tare: rollout and training, bit by "
+      "bit</title><style>";
   html += kStyle;
-  html += fmt::format("</style><main><h1>Rollout and training, bit by bit</h1><p class=soft>{}; profile {}; {}; {:.1f} "
-                      "s</p><div class=card><p class={}>{}</p><p>A serving engine samples; a trainer in another process "
-                      "scores the same tokens without and with gradients, trains on them and publishes its weights; "
-                      "twice. Before and after each update all logprobs are compared as 32-bit words.</p></div>",
-                      HtmlEscape(input.model), HtmlEscape(input.profile), HtmlEscape(input.started), input.seconds,
-                      input.pass ? "ok" : "bad",
-                      input.pass ? "Every run ended as expected." : "A run did not end as expected.");
+  html += fmt::format(
+      "</style><main><h1>Rollout and training, bit by bit</h1><p class=soft>{}; profile {}; {}; "
+      "{:.1f} "
+      "s</p><div class=card><p class={}>{}</p><p>A serving engine samples; a trainer in another "
+      "process "
+      "scores the same tokens without and with gradients, trains on them and publishes its "
+      "weights; "
+      "twice. Before and after each update all logprobs are compared as 32-bit words.</p></div>",
+      HtmlEscape(input.model), HtmlEscape(input.profile), HtmlEscape(input.started), input.seconds,
+      input.pass ? "ok" : "bad",
+      input.pass ? "Every run ended as expected." : "A run did not end as expected.");
   for (const ReportRun& run : input.runs) html += Run(run);
   return html +
-         "<h2>What this does not cover</h2><ul><li>Other models, devices, topologies and options than those "
-         "above.<li>Quality: a reward that moves in two steps says nothing about it.<li>Speed: times are of this "
-         "machine under whatever else it did.<li>Logprobs of other engines or trainers.</ul></main></html>\n";
+         "<h2>What this does not cover</h2><ul><li>Other models, devices, topologies and options "
+         "than those "
+         "above.<li>Quality: a reward that moves in two steps says nothing about it.<li>Speed: "
+         "times are of this "
+         "machine under whatever else it did.<li>Logprobs of other engines or "
+         "trainers.</ul></main></html>\n";
 }
 
 }  // namespace tare::rl

@@ -13,23 +13,23 @@
 namespace tare::rl {
 
 struct ReportRun {
-  std::string title;              // "Both sides as they are"
-  std::string expected;           // "pass"
-  std::string command;            // that repeats it
+  std::string title;     // "Both sides as they are"
+  std::string expected;  // "pass"
+  std::string command;   // that repeats it
   Json receipt;
   Judgement judgement;
-  Picture picture;                // empty: none was made, and picture_note says why
+  Picture picture;  // empty: none was made, and picture_note says why
   std::string picture_note;
-  Json locate = nullptr;          // of `tare locate --json`, or null
+  Json locate = nullptr;  // of `tare locate --json`, or null
   double seconds = 0;
 };
 
 struct ReportInput {
-  std::string model;              // "MINI (generated)"
+  std::string model;  // "MINI (generated)"
   std::string profile;
   std::string started;
   double seconds = 0;
-  bool pass = false;              // every run ended as expected
+  bool pass = false;  // every run ended as expected
   std::vector<ReportRun> runs;
 };
 

@@ -25,18 +25,18 @@ struct Judgement {
   };
   struct Comparison {
     int64_t version = 0;
-    std::string a, b;              // "rollout", "score", "train"
-    int64_t compared = 0;          // valid tokens on both sides
+    std::string a, b;      // "rollout", "score", "train"
+    int64_t compared = 0;  // valid tokens on both sides
     int64_t masked = 0;
-    int64_t mismatches = 0;        // bits differ
-    int64_t sign_of_zero = 0;      // of these
+    int64_t mismatches = 0;    // bits differ
+    int64_t sign_of_zero = 0;  // of these
     int64_t non_finite = 0;
-    std::string first;             // where and both words, or empty
-    double max_abs = 0;            // for people
+    std::string first;   // where and both words, or empty
+    double max_abs = 0;  // for people
   };
   Verdict verdict = Verdict::kInconclusive;
-  std::string_view reason;         // empty on a pass
-  std::vector<Finding> findings;   // all of them, in the order of the questions
+  std::string_view reason;        // empty on a pass
+  std::vector<Finding> findings;  // all of them, in the order of the questions
   std::vector<Comparison> comparisons;
   Json ToJson() const;
 };

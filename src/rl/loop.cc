@@ -58,12 +58,15 @@ class Loop {
   Status Update(int64_t version, std::vector<Sampled>* samples, Json* round);
   Status Publish(int64_t version, Json* update);
   Status Write();
-  std::vector<trainer::Sequence> Sequences(const std::vector<Sampled>& samples, int64_t version) const;
+  std::vector<trainer::Sequence> Sequences(const std::vector<Sampled>& samples,
+                                           int64_t version) const;
   Status WritePath(int64_t version, const char* path, const std::vector<Sampled>& samples,
                    const std::vector<trainer::Sequence>& sequences,
                    const std::vector<std::vector<float>>& values, Json* round);
   void Event(const std::string& what, int64_t version) {
-    events_.push_back(Json{{"seq", events_.size()}, {"event", what}, {"version", version},
+    events_.push_back(Json{{"seq", events_.size()},
+                           {"event", what},
+                           {"version", version},
                            {"monotonic_ns", Env::Real()->MonotonicNs()}});
     std::fprintf(stderr, "%s theta%lld\n", what.c_str(), static_cast<long long>(version));
   }
@@ -76,7 +79,8 @@ class Loop {
   std::unique_ptr<trainer::Trainer> trainer_;
   std::vector<trainer::Sequence> sequences_;  // of the round, as the trainer fed them
   std::vector<std::vector<float>> score_;     // of the round, its no-grad path
-  Json events_ = Json::array(), rounds_ = Json::array(), updates_ = Json::array(), identity_, rollout_identity_;
+  Json events_ = Json::array(), rounds_ = Json::array(), updates_ = Json::array(), identity_,
+       rollout_identity_;
   int64_t question_ = 0;
 };
 
@@ -85,7 +89,8 @@ ops::policy_loss::Params PolicyOf(const LoopConfig& c) {
   p.clip_low = static_cast<float>(c.clip_low);
   p.clip_high = static_cast<float>(c.clip_high);
   // GRPO and PPO-clip: a mean over each sequence, then over sequences; DAPO: over all tokens.
-  p.normalise = c.loss == "grpo" ? ops::policy_loss::Normalise::kSequence : ops::policy_loss::Normalise::kToken;
+  p.normalise = c.loss == "grpo" ? ops::policy_loss::Normalise::kSequence
+                                 : ops::policy_loss::Normalise::kToken;
   return p;
 }
 
@@ -93,19 +98,24 @@ Status Loop::Load() {
   Env* env = Env::Real();
   TARE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(config_.model));
   if (checkpoint.format() != Checkpoint::Format::kHuggingFace) {
-    return Unsupported("{}: the loop publishes Hugging Face directories; `tare model import` makes one", config_.model);
+    return Unsupported(
+        "{}: the loop publishes Hugging Face directories; `tare model import` makes one",
+        config_.model);
   }
   models::ModelOptions model_options;
   model_options.side = Side::kTrainer;
-  TARE_ASSIGN_OR_RETURN(models::Model model, models::Model::Load(&pool_, checkpoint, model_options));
-  TARE_ASSIGN_OR_RETURN(task_, MakeTask(config_.task, env, checkpoint, model.config(), config_.seed));
+  TARE_ASSIGN_OR_RETURN(models::Model model,
+                        models::Model::Load(&pool_, checkpoint, model_options));
+  TARE_ASSIGN_OR_RETURN(task_,
+                        MakeTask(config_.task, env, checkpoint, model.config(), config_.seed));
   trainer::Options options;
   const std::optional<Profile> profile = ParseProfile(config_.profile);
   if (!profile) return InvalidArgument("profile {}: ieee-f32 or sm90-mma", config_.profile);
   options.profile = *profile;
   const char* raw = std::getenv("VLLM_BATCH_INVARIANT");
   const std::string text = raw == nullptr ? "" : raw;
-  if (text != "" && text != "0" && text != "1") return InvalidArgument("VLLM_BATCH_INVARIANT={}: 0 or 1", text);
+  if (text != "" && text != "0" && text != "1")
+    return InvalidArgument("VLLM_BATCH_INVARIANT={}: 0 or 1", text);
   options.batch_invariance = text == "1" ? ops::BatchInvariance::kOn : ops::BatchInvariance::kOff;
   options.recompute = config_.recompute;
   options.micro_batch_tokens = 1024;
@@ -131,7 +141,8 @@ Result<std::vector<Sampled>> Loop::Rollout(int64_t version, Json* round) {
     questions.push_back(std::move(q));
   }
   question_ += config_.prompts;
-  // One request a sample, its seed from (run, step, question, sample): reproducible and distinct (H16).
+  // One request a sample, its seed from (run, step, question, sample): reproducible and distinct
+  // (H16).
   std::vector<client::CompletionRequest> requests;
   std::vector<Sampled> samples;
   for (size_t p = 0; p < questions.size(); ++p) {
@@ -141,7 +152,8 @@ Result<std::vector<Sampled>> Loop::Rollout(int64_t version, Json* round) {
       r.max_tokens = static_cast<int32_t>(config_.max_tokens);
       r.temperature = static_cast<float>(config_.temperature);
       const uint64_t sample = Faulty(kSameSeed) ? 0 : static_cast<uint64_t>(n);
-      r.seed = (config_.seed << 40) ^ (static_cast<uint64_t>(version) << 28) ^ (static_cast<uint64_t>(p) << 12) ^ sample;
+      r.seed = (config_.seed << 40) ^ (static_cast<uint64_t>(version) << 28) ^
+               (static_cast<uint64_t>(p) << 12) ^ sample;
       Sampled s;
       s.question = questions[p];
       s.seed = *r.seed;
@@ -155,24 +167,32 @@ Result<std::vector<Sampled>> Loop::Rollout(int64_t version, Json* round) {
   std::set<int64_t> seen;
   int64_t tokens = 0;
   for (size_t i = 0; i < answers.size(); ++i) {
-    if (!answers[i].ok()) return answers[i].status().Annotate(fmt::format("sample {} of theta{}", i, version));
-    if (answers[i]->size() != 1) return DataLoss("sample {} of theta{}: {} choices came back; 1", i, version, answers[i]->size());
+    if (!answers[i].ok())
+      return answers[i].status().Annotate(fmt::format("sample {} of theta{}", i, version));
+    if (answers[i]->size() != 1)
+      return DataLoss("sample {} of theta{}: {} choices came back; 1", i, version,
+                      answers[i]->size());
     samples[i].sample = std::move(answers[i]->front());
     const client::Sample& s = samples[i].sample;
     if (s.tokens.empty() || s.tempered_logprob.size() != s.tokens.size()) {
-      return DataLoss("sample {} of theta{}: {} tokens with {} logprobs", i, version, s.tokens.size(), s.tempered_logprob.size());
+      return DataLoss("sample {} of theta{}: {} tokens with {} logprobs", i, version,
+                      s.tokens.size(), s.tempered_logprob.size());
     }
     seen.insert(s.weight_version.begin(), s.weight_version.end());
     tokens += static_cast<int64_t>(s.tokens.size());
     samples[i].reward = Faulty(kFlatReward) ? 0.5f : task_->Reward(samples[i].question, s.tokens);
   }
   for (const int64_t v : seen) versions.push_back(v);
-  (*round)["rollout"] = Json{{"sequences", samples.size()}, {"tokens", tokens}, {"weight_versions", versions},
-                             {"started_ns", start}, {"ended_ns", Env::Real()->MonotonicNs()}};
+  (*round)["rollout"] = Json{{"sequences", samples.size()},
+                             {"tokens", tokens},
+                             {"weight_versions", versions},
+                             {"started_ns", start},
+                             {"ended_ns", Env::Real()->MonotonicNs()}};
   return samples;
 }
 
-std::vector<trainer::Sequence> Loop::Sequences(const std::vector<Sampled>& samples, int64_t version) const {
+std::vector<trainer::Sequence> Loop::Sequences(const std::vector<Sampled>& samples,
+                                               int64_t version) const {
   std::vector<trainer::Sequence> sequences;
   for (const Sampled& s : samples) {
     trainer::Sequence q;
@@ -208,7 +228,8 @@ Status Loop::WritePath(int64_t version, const char* path, const std::vector<Samp
       line.prompt = samples[i].question.prompt;
       line.tokens = samples[i].sample.tokens;
       line.mask.assign(line.tokens.size(), Faulty(kEmptyMask) ? 0 : 1);
-      line.words.assign(samples[i].sample.tempered_logprob.begin(), samples[i].sample.tempered_logprob.end());
+      line.words.assign(samples[i].sample.tempered_logprob.begin(),
+                        samples[i].sample.tempered_logprob.end());
     } else {
       const trainer::Sequence& s = sequences[i];
       line.prompt.assign(s.tokens.begin(), s.tokens.begin() + s.prompt_tokens);
@@ -235,17 +256,21 @@ Status Loop::WritePath(int64_t version, const char* path, const std::vector<Samp
 }
 
 Json Executed(const trainer::Logprobs& p, int64_t start) {
-  return Json{{"forwards", p.forwards}, {"launches", p.launches}, {"rows", p.rows}, {"recorded", p.recorded},
-              {"started_ns", start}, {"ended_ns", Env::Real()->MonotonicNs()}};
+  return Json{{"forwards", p.forwards}, {"launches", p.launches},
+              {"rows", p.rows},         {"recorded", p.recorded},
+              {"started_ns", start},    {"ended_ns", Env::Real()->MonotonicNs()}};
 }
 
-Status Loop::Compare(int64_t version, std::vector<Sampled>* samples, bool update_follows, Json* round) {
+Status Loop::Compare(int64_t version, std::vector<Sampled>* samples, bool update_follows,
+                     Json* round) {
   Event("compare", version);
   TARE_ASSIGN_OR_RETURN(const Json held, client::SendJson(endpoint_, "GET", "/weights"));
   TARE_ASSIGN_OR_RETURN(const std::string deployed, trainer_->DeployedHash());
   TARE_ASSIGN_OR_RETURN(const std::string master, trainer_->MasterHash());
-  (*round)["weights"] = Json{{"trainer_deployed", deployed}, {"trainer_master", master},
-                             {"engine_held", held.value("sha256", "")}, {"engine_version", held.value("version", -1)}};
+  (*round)["weights"] = Json{{"trainer_deployed", deployed},
+                             {"trainer_master", master},
+                             {"engine_held", held.value("sha256", "")},
+                             {"engine_version", held.value("version", -1)}};
   sequences_ = Sequences(*samples, version);
   TARE_RETURN_IF_ERROR(WritePath(version, kPaths[0], *samples, sequences_, {}, round));
   const std::string label = fmt::format("theta{}", version);
@@ -268,9 +293,11 @@ Status Loop::Compare(int64_t version, std::vector<Sampled>* samples, bool update
   TARE_RETURN_IF_ERROR(WritePath(version, kPaths[1], *samples, sequences_, score.values, round));
   score_ = std::move(score.values);
   for (size_t i = 0; i < sequences_.size(); ++i) sequences_[i].old_logprob = score_[i];
-  if (update_follows || Faulty(kSkipRecorded)) return Ok();  // the update's own forward is the second path
+  if (update_follows || Faulty(kSkipRecorded))
+    return Ok();  // the update's own forward is the second path
   start = Env::Real()->MonotonicNs();
-  TARE_ASSIGN_OR_RETURN(const trainer::Logprobs train, trainer_->RecordedForward(sequences_, label));
+  TARE_ASSIGN_OR_RETURN(const trainer::Logprobs train,
+                        trainer_->RecordedForward(sequences_, label));
   (*round)["paths"]["train"] = Executed(train, start);
   return WritePath(version, kPaths[2], *samples, sequences_, train.values, round);
 }
@@ -282,7 +309,8 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
   for (int64_t p = 0; p < config_.prompts; ++p) {
     double sum = 0, squares = 0;
     Json rewards = Json::array(), advantages = Json::array();
-    for (int64_t n = 0; n < config_.group; ++n) sum += (*samples)[static_cast<size_t>(p * config_.group + n)].reward;
+    for (int64_t n = 0; n < config_.group; ++n)
+      sum += (*samples)[static_cast<size_t>(p * config_.group + n)].reward;
     const double mean = sum / static_cast<double>(config_.group);
     for (int64_t n = 0; n < config_.group; ++n) {
       const double d = (*samples)[static_cast<size_t>(p * config_.group + n)].reward - mean;
@@ -300,10 +328,14 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
       unique.insert(s.sample.tokens);
       total += s.reward;
     }
-    groups.push_back(Json{{"question", (*samples)[static_cast<size_t>(p * config_.group)].question.name},
-                          {"rewards", rewards}, {"advantages", advantages}, {"unique", unique.size()}});
+    groups.push_back(
+        Json{{"question", (*samples)[static_cast<size_t>(p * config_.group)].question.name},
+             {"rewards", rewards},
+             {"advantages", advantages},
+             {"unique", unique.size()}});
   }
-  (*round)["reward"] = Json{{"mean", total / static_cast<double>(samples->size())}, {"groups", groups}};
+  (*round)["reward"] =
+      Json{{"mean", total / static_cast<double>(samples->size())}, {"groups", groups}};
 
   Event("update", version);
   if (Faulty(kDieInUpdate)) ::raise(SIGKILL);
@@ -311,10 +343,12 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
   TARE_ASSIGN_OR_RETURN(const std::string before_master, trainer_->MasterHash());
   TARE_ASSIGN_OR_RETURN(const std::string before, trainer_->DeployedHash());
   TARE_ASSIGN_OR_RETURN(const trainer::LossReport loss,
-                        trainer_->Accumulate(sequences_, trainer::Loss::kPolicy, PolicyOf(config_), fmt::format("theta{}", version)));
+                        trainer_->Accumulate(sequences_, trainer::Loss::kPolicy, PolicyOf(config_),
+                                             fmt::format("theta{}", version)));
   if (!Faulty(kSkipRecorded)) {
     (*round)["paths"]["train"] = Executed(loss.logprobs, start);
-    TARE_RETURN_IF_ERROR(WritePath(version, kPaths[2], *samples, sequences_, loss.logprobs.values, round));
+    TARE_RETURN_IF_ERROR(
+        WritePath(version, kPaths[2], *samples, sequences_, loss.logprobs.values, round));
   }
   const int64_t backward_end = Env::Real()->MonotonicNs();
   trainer::StepReport step;
@@ -329,9 +363,13 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
   TARE_ASSIGN_OR_RETURN(const std::string after, trainer_->DeployedHash());
   Json parameters = Json::array();
   for (const trainer::ParameterReport& p : step.parameters) {
-    parameters.push_back(Json{{"name", p.name}, {"elements", p.elements}, {"gradient_nonzero", p.gradient_nonzero},
-                              {"gradient_non_finite", p.gradient_non_finite}, {"gradient_max_abs", p.gradient_max_abs},
-                              {"master_changed", p.master_changed}, {"deployed_changed", p.deployed_changed}});
+    parameters.push_back(Json{{"name", p.name},
+                              {"elements", p.elements},
+                              {"gradient_nonzero", p.gradient_nonzero},
+                              {"gradient_non_finite", p.gradient_non_finite},
+                              {"gradient_max_abs", p.gradient_max_abs},
+                              {"master_changed", p.master_changed},
+                              {"deployed_changed", p.deployed_changed}});
   }
   updates_.push_back(Json{{"from", version},
                           {"loss_kind", config_.loss},
@@ -369,11 +407,15 @@ Status Loop::Publish(int64_t version, Json* update) {
     char* absolute = ::realpath(dir.c_str(), nullptr);
     const std::string path = absolute == nullptr ? dir : absolute;
     std::free(absolute);
-    TARE_ASSIGN_OR_RETURN(answer, client::SendJson(endpoint_, "POST", "/update_weights",
-                                                   Json{{"version", version}, {"path", path}, {"sha256", sha256}}));
+    TARE_ASSIGN_OR_RETURN(
+        answer, client::SendJson(endpoint_, "POST", "/update_weights",
+                                 Json{{"version", version}, {"path", path}, {"sha256", sha256}}));
   }
-  (*update)["publish"] = Json{{"version", version}, {"sha256", sha256}, {"engine", answer},
-                              {"write_ns", written - start}, {"update_ns", Env::Real()->MonotonicNs() - written}};
+  (*update)["publish"] = Json{{"version", version},
+                              {"sha256", sha256},
+                              {"engine", answer},
+                              {"write_ns", written - start},
+                              {"update_ns", Env::Real()->MonotonicNs() - written}};
   return Ok();
 }
 
@@ -403,16 +445,20 @@ Status Loop::Probe() {
   options.record = [](const TapPoint& point) { return point.op != "logprob"; };
   options.pool = &pool_;
   options.sync = false;
-  TARE_ASSIGN_OR_RETURN(auto writer, DumpWriter::Create(Env::Real(), out_ + "/probe.trainer.dump", std::move(options)));
+  TARE_ASSIGN_OR_RETURN(auto writer, DumpWriter::Create(Env::Real(), out_ + "/probe.trainer.dump",
+                                                        std::move(options)));
   TARE_RETURN_IF_ERROR(trainer_->Score(std::span(&s, 1), "theta0", writer.get()).status());
   return writer->Finish();
 }
 
 Status Loop::Write() {
-  const Json json{{"identity", identity_}, {"rollout_identity", rollout_identity_}, {"events", events_},
-                  {"rounds", rounds_}, {"updates", updates_}};
-  return Env::Real()->WriteFileAtomic(out_ + "/rounds.json",
-                                      json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  const Json json{{"identity", identity_},
+                  {"rollout_identity", rollout_identity_},
+                  {"events", events_},
+                  {"rounds", rounds_},
+                  {"updates", updates_}};
+  return Env::Real()->WriteFileAtomic(
+      out_ + "/rounds.json", json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 Status Loop::Run() {
@@ -439,36 +485,68 @@ Status Loop::Run() {
 }  // namespace
 
 Json LoopConfig::ToJson() const {
-  return Json{{"model", model}, {"task", task}, {"steps", steps}, {"prompts", prompts}, {"group", group},
-              {"max_tokens", max_tokens}, {"temperature", temperature}, {"lr", lr}, {"loss", loss},
-              {"clip_low", clip_low}, {"clip_high", clip_high}, {"seed", seed}, {"profile", profile},
-              {"threads", threads}, {"recompute", recompute}, {"prefix_caching", prefix_caching},
-              {"same_questions", same_questions}, {"faults", faults}};
+  return Json{{"model", model},
+              {"task", task},
+              {"steps", steps},
+              {"prompts", prompts},
+              {"group", group},
+              {"max_tokens", max_tokens},
+              {"temperature", temperature},
+              {"lr", lr},
+              {"loss", loss},
+              {"clip_low", clip_low},
+              {"clip_high", clip_high},
+              {"seed", seed},
+              {"profile", profile},
+              {"threads", threads},
+              {"recompute", recompute},
+              {"prefix_caching", prefix_caching},
+              {"same_questions", same_questions},
+              {"faults", faults}};
 }
 
 Result<LoopConfig> LoopConfig::FromJson(const Json& json) {
   LoopConfig c;
   try {
     for (const auto& [key, value] : json.items()) {
-      if (key == "model") value.get_to(c.model);
-      else if (key == "task") value.get_to(c.task);
-      else if (key == "steps") value.get_to(c.steps);
-      else if (key == "prompts") value.get_to(c.prompts);
-      else if (key == "group") value.get_to(c.group);
-      else if (key == "max_tokens") value.get_to(c.max_tokens);
-      else if (key == "temperature") value.get_to(c.temperature);
-      else if (key == "lr") value.get_to(c.lr);
-      else if (key == "loss") value.get_to(c.loss);
-      else if (key == "clip_low") value.get_to(c.clip_low);
-      else if (key == "clip_high") value.get_to(c.clip_high);
-      else if (key == "seed") value.get_to(c.seed);
-      else if (key == "profile") value.get_to(c.profile);
-      else if (key == "threads") value.get_to(c.threads);
-      else if (key == "recompute") value.get_to(c.recompute);
-      else if (key == "prefix_caching") value.get_to(c.prefix_caching);
-      else if (key == "same_questions") value.get_to(c.same_questions);
-      else if (key == "faults") value.get_to(c.faults);
-      else return InvalidArgument("configuration of the loop: unknown key {}", Printable(key));
+      if (key == "model")
+        value.get_to(c.model);
+      else if (key == "task")
+        value.get_to(c.task);
+      else if (key == "steps")
+        value.get_to(c.steps);
+      else if (key == "prompts")
+        value.get_to(c.prompts);
+      else if (key == "group")
+        value.get_to(c.group);
+      else if (key == "max_tokens")
+        value.get_to(c.max_tokens);
+      else if (key == "temperature")
+        value.get_to(c.temperature);
+      else if (key == "lr")
+        value.get_to(c.lr);
+      else if (key == "loss")
+        value.get_to(c.loss);
+      else if (key == "clip_low")
+        value.get_to(c.clip_low);
+      else if (key == "clip_high")
+        value.get_to(c.clip_high);
+      else if (key == "seed")
+        value.get_to(c.seed);
+      else if (key == "profile")
+        value.get_to(c.profile);
+      else if (key == "threads")
+        value.get_to(c.threads);
+      else if (key == "recompute")
+        value.get_to(c.recompute);
+      else if (key == "prefix_caching")
+        value.get_to(c.prefix_caching);
+      else if (key == "same_questions")
+        value.get_to(c.same_questions);
+      else if (key == "faults")
+        value.get_to(c.faults);
+      else
+        return InvalidArgument("configuration of the loop: unknown key {}", Printable(key));
     }
   } catch (const nlohmann::json::exception& e) {
     return InvalidArgument("configuration of the loop: {}", e.what());
@@ -477,12 +555,15 @@ Result<LoopConfig> LoopConfig::FromJson(const Json& json) {
 }
 
 Status CheckConfig(const LoopConfig& c) {
-  if (c.steps < 1) return InvalidArgument("steps is {}; 1 or more (2 for a receipt that can pass)", c.steps);
+  if (c.steps < 1)
+    return InvalidArgument("steps is {}; 1 or more (2 for a receipt that can pass)", c.steps);
   if (c.prompts < 1) return InvalidArgument("prompts is {}; 1 or more", c.prompts);
-  if (c.group < 2) return InvalidArgument("group is {}; 2 or more, else every advantage is 0", c.group);
+  if (c.group < 2)
+    return InvalidArgument("group is {}; 2 or more, else every advantage is 0", c.group);
   if (c.max_tokens < 1) return InvalidArgument("max_tokens is {}; 1 or more", c.max_tokens);
   if (!(c.temperature > 0) || !std::isfinite(c.temperature)) {
-    return InvalidArgument("temperature is {}; above 0 (greedy samples of a group are equal)", c.temperature);
+    return InvalidArgument("temperature is {}; above 0 (greedy samples of a group are equal)",
+                           c.temperature);
   }
   if (!(c.lr >= 0) || !std::isfinite(c.lr)) return InvalidArgument("lr is {}; 0 or above", c.lr);
   if (c.loss != "grpo" && c.loss != "dapo" && c.loss != "ppo-clip") {

@@ -18,15 +18,15 @@
 namespace tare::rl {
 
 struct LoopConfig {
-  std::string model;           // a Hugging Face directory
+  std::string model;  // a Hugging Face directory
   std::string task = "pattern";
-  int64_t steps = 2;           // updates
-  int64_t prompts = 4;         // questions a step
-  int64_t group = 4;           // samples a question (GRPO's group)
+  int64_t steps = 2;    // updates
+  int64_t prompts = 4;  // questions a step
+  int64_t group = 4;    // samples a question (GRPO's group)
   int64_t max_tokens = 16;
   double temperature = 1.0;
   double lr = 1e-3;
-  std::string loss = "grpo";   // grpo, dapo, ppo-clip
+  std::string loss = "grpo";               // grpo, dapo, ppo-clip
   double clip_low = 0.2, clip_high = 0.2;  // dapo: 0.2, 0.28
   uint64_t seed = 1;
   std::string profile = "ieee-f32";

@@ -1,5 +1,6 @@
 // The loop with its real processes on MINI: one true pass, and the false passes that must not pass
-// (requirements T-01 to T-12 as far as they are about the loop, C5, C8 and RL rows named beside each).
+// (requirements T-01 to T-12 as far as they are about the loop, C5, C8 and RL rows named beside
+// each).
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -61,19 +62,23 @@ class LoopTest : public testing::Test {
     return Env::Real()->ReadFile((*root_ / name / "trainer.log").string()).value() +
            Env::Real()->ReadFile((*root_ / name / "rollout.log").string()).value();
   }
-  static void Expect(const LaunchResult& r, const std::string& name, Verdict verdict, std::string_view reason) {
-    EXPECT_EQ(VerdictName(r.judgement.verdict), VerdictName(verdict)) << name << "\n" << r.judgement.ToJson().dump(1) << Log(name);
+  static void Expect(const LaunchResult& r, const std::string& name, Verdict verdict,
+                     std::string_view reason) {
+    EXPECT_EQ(VerdictName(r.judgement.verdict), VerdictName(verdict))
+        << name << "\n"
+        << r.judgement.ToJson().dump(1) << Log(name);
     bool found = false;
     for (const auto& f : r.judgement.findings) found |= f.reason == reason && f.verdict == verdict;
-    EXPECT_TRUE(found || reason.empty()) << name << ": wanted " << reason << "\n" << r.judgement.ToJson().dump(1) << Log(name);
+    EXPECT_TRUE(found || reason.empty()) << name << ": wanted " << reason << "\n"
+                                         << r.judgement.ToJson().dump(1) << Log(name);
   }
 
   static fs::path* root_;
 };
 fs::path* LoopTest::root_ = nullptr;
 
-// C5, C8-01, RL-05 to RL-08: compares at theta0, theta1 and theta2, all three pairs of paths, 0 diff;
-// the verdict is recomputed from the files, and from a changed file refused (C5-12, C8-11).
+// C5, C8-01, RL-05 to RL-08: compares at theta0, theta1 and theta2, all three pairs of paths, 0
+// diff; the verdict is recomputed from the files, and from a changed file refused (C5-12, C8-11).
 TEST_F(LoopTest, TwoStepsPass) {
   const LaunchResult r = Run(Config(), Options("pass"));
   Expect(r, "pass", Verdict::kPass, "");
@@ -99,26 +104,26 @@ TEST_F(LoopTest, TwoStepsPass) {
   };
   const Case cases[] = {
       {"/schema", "tare.receipt/2", reason::kReceiptMalformed},
-      {"/processes/0/code", 1, reason::kProcessExit},                              // C8-05
+      {"/processes/0/code", 1, reason::kProcessExit},  // C8-05
       {"/processes/1/signal", 9, reason::kProcessExit},
       {"/processes/1/ended", false, reason::kProcessExit},
-      {"/identities/rollout", nullptr, reason::kIdentityDiffers},                  // C5-09
+      {"/identities/rollout", nullptr, reason::kIdentityDiffers},  // C5-09
       {"/identities/trainer/profile", "sm90-mma", reason::kIdentityDiffers},
-      {"/identities/trainer/binary_sha256", "0", reason::kIdentityDiffers},        // T-22, RL-02
-      {"/identities/rollout/switch/effective", 0, reason::kSwitchNotEffective},    // T-12
-      {"/events/1/event", "update", reason::kLoopIncomplete},                      // C8-01
+      {"/identities/trainer/binary_sha256", "0", reason::kIdentityDiffers},      // T-22, RL-02
+      {"/identities/rollout/switch/effective", 0, reason::kSwitchNotEffective},  // T-12
+      {"/events/1/event", "update", reason::kLoopIncomplete},                    // C8-01
       {"/events/5/version", 2, reason::kLoopIncomplete},
       {"/events/3/monotonic_ns", 1, reason::kLoopIncomplete},
-      {"/rounds/1/weights/engine_held", "0", reason::kWeightHashMismatch},         // C8-06, H14
-      {"/rounds/1/weights/engine_version", 0, reason::kVersionContradiction},      // T-10
+      {"/rounds/1/weights/engine_held", "0", reason::kWeightHashMismatch},     // C8-06, H14
+      {"/rounds/1/weights/engine_version", 0, reason::kVersionContradiction},  // T-10
       {"/rounds/2/rollout/weight_versions", Json{1, 2}, reason::kVersionContradiction},
-      {"/rounds/0/paths/score/sha256", "0", reason::kReceiptContradicted},         // C5-12
-      {"/rounds/0/paths/score/valid_tokens", 1, reason::kReceiptContradicted},     // C5-08
-      {"/rounds/0/paths/score/launches", 0, reason::kPathUnexecuted},              // T-02
-      {"/rounds/0/paths/score/started_ns", 1, reason::kPathUnexecuted},            // C5-05
-      {"/rounds/0/paths/train/recorded", false, reason::kPathUnexecuted},          // C5-06
+      {"/rounds/0/paths/score/sha256", "0", reason::kReceiptContradicted},      // C5-12
+      {"/rounds/0/paths/score/valid_tokens", 1, reason::kReceiptContradicted},  // C5-08
+      {"/rounds/0/paths/score/launches", 0, reason::kPathUnexecuted},           // T-02
+      {"/rounds/0/paths/score/started_ns", 1, reason::kPathUnexecuted},         // C5-05
+      {"/rounds/0/paths/train/recorded", false, reason::kPathUnexecuted},       // C5-06
       {"/rounds/0/paths/rollout/file", "../mini/config.json", reason::kReceiptMalformed},
-      {"/updates/0/parameters/0/gradient_nonzero", 0, reason::kGradientNotMeaningful},    // C8-03
+      {"/updates/0/parameters/0/gradient_nonzero", 0, reason::kGradientNotMeaningful},  // C8-03
       {"/updates/1/parameters/2/gradient_non_finite", 1, reason::kGradientNotMeaningful},
       {"/updates/0/kl_coef", 1, reason::kGradientNotMeaningful},
       {"/updates/0/ratio_not_one", 1, reason::kRatioNotOne},
@@ -147,7 +152,8 @@ TEST_F(LoopTest, TwoStepsPass) {
     Json receipt = r.receipt;
     receipt["rounds"][1]["paths"][path]["sha256"] = Hex(Sha256Of(bad));
     const Judgement j = judge(receipt);
-    EXPECT_EQ(j.reason, reason::kBitMismatch) << path << "\n" << j.ToJson().dump(1) << good.substr(0, 300);
+    EXPECT_EQ(j.reason, reason::kBitMismatch) << path << "\n"
+                                              << j.ToJson().dump(1) << good.substr(0, 300);
     ASSERT_TRUE(Env::Real()->WriteFileAtomic(file, good).ok());
   }
 }
@@ -170,38 +176,48 @@ TEST_P(FalsePassTest, DoesNotPass) {
 INSTANTIATE_TEST_SUITE_P(
     Loop, FalsePassTest,
     testing::Values(
-        FalsePass{"rl.bypass_score@trainer", Verdict::kRefused, reason::kPathUnexecuted},          // T-02
-        FalsePass{"rl.decimal_logprobs@trainer", Verdict::kRefused, reason::kNotOriginalDtype},    // T-04
-        FalsePass{"rl.default_fill@trainer", Verdict::kRefused, reason::kDefaultFilled},           // T-05
-        FalsePass{"rl.skip_grad_path@trainer", Verdict::kRefused, reason::kPathMissing},           // T-06
-        FalsePass{"rl.zero_learning_rate@trainer", Verdict::kRefused, reason::kMasterUnchanged},   // T-07
-        FalsePass{"rl.skip_step@trainer", Verdict::kRefused, reason::kMasterUnchanged},            // T-07
-        FalsePass{"rl.master_only@trainer", Verdict::kInconclusive, reason::kDeployedUnchanged},  // T-08
-        FalsePass{"rl.flat_reward@trainer", Verdict::kRefused, reason::kDegenerateAdvantage},      // T-09
-        FalsePass{"rl.no_publish@trainer", Verdict::kRefused, reason::kWeightHashMismatch},        // T-10
-        FalsePass{"rl.stale_label@trainer", Verdict::kRefused, reason::kVersionContradiction},     // C8-06
-        FalsePass{"rl.same_seed@trainer", Verdict::kRefused, reason::kIdenticalSamples},           // H16
-        FalsePass{"rl.shifted_mask@trainer", Verdict::kFail, reason::kMaskDiffers},                // C5-08
-        FalsePass{"rl.retokenise@trainer", Verdict::kInconclusive, reason::kTokensDiffer},         // C5-11
-        FalsePass{"rl.skip_last_compare@trainer", Verdict::kRefused, reason::kLoopIncomplete},     // C8-01
-        FalsePass{"rl.die_at_exit@trainer", Verdict::kRefused, reason::kProcessExit},              // C8-05
-        FalsePass{"rl.die_in_update@trainer", Verdict::kRefused, reason::kProcessExit},            // C8-05
-        FalsePass{"engine.keep_prefix_cache@rollout", Verdict::kFail, reason::kBitMismatch},       // T-11, H13
+        FalsePass{"rl.bypass_score@trainer", Verdict::kRefused, reason::kPathUnexecuted},  // T-02
+        FalsePass{"rl.decimal_logprobs@trainer", Verdict::kRefused,
+                  reason::kNotOriginalDtype},                                             // T-04
+        FalsePass{"rl.default_fill@trainer", Verdict::kRefused, reason::kDefaultFilled},  // T-05
+        FalsePass{"rl.skip_grad_path@trainer", Verdict::kRefused, reason::kPathMissing},  // T-06
+        FalsePass{"rl.zero_learning_rate@trainer", Verdict::kRefused,
+                  reason::kMasterUnchanged},                                             // T-07
+        FalsePass{"rl.skip_step@trainer", Verdict::kRefused, reason::kMasterUnchanged},  // T-07
+        FalsePass{"rl.master_only@trainer", Verdict::kInconclusive,
+                  reason::kDeployedUnchanged},  // T-08
+        FalsePass{"rl.flat_reward@trainer", Verdict::kRefused,
+                  reason::kDegenerateAdvantage},                                             // T-09
+        FalsePass{"rl.no_publish@trainer", Verdict::kRefused, reason::kWeightHashMismatch},  // T-10
+        FalsePass{"rl.stale_label@trainer", Verdict::kRefused,
+                  reason::kVersionContradiction},                                           // C8-06
+        FalsePass{"rl.same_seed@trainer", Verdict::kRefused, reason::kIdenticalSamples},    // H16
+        FalsePass{"rl.shifted_mask@trainer", Verdict::kFail, reason::kMaskDiffers},         // C5-08
+        FalsePass{"rl.retokenise@trainer", Verdict::kInconclusive, reason::kTokensDiffer},  // C5-11
+        FalsePass{"rl.skip_last_compare@trainer", Verdict::kRefused,
+                  reason::kLoopIncomplete},                                              // C8-01
+        FalsePass{"rl.die_at_exit@trainer", Verdict::kRefused, reason::kProcessExit},    // C8-05
+        FalsePass{"rl.die_in_update@trainer", Verdict::kRefused, reason::kProcessExit},  // C8-05
+        FalsePass{"engine.keep_prefix_cache@rollout", Verdict::kFail,
+                  reason::kBitMismatch},  // T-11, H13
         FalsePass{"rope.cast_before_rotate@rollout", Verdict::kFail, reason::kBitMismatch},
         FalsePass{"rope.cast_before_rotate@trainer", Verdict::kFail, reason::kBitMismatch}),
     [](const testing::TestParamInfo<FalsePass>& info) {
       std::string name = info.param.fault;
-      std::replace_if(name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); }, '_');
+      std::replace_if(
+          name.begin(), name.end(),
+          [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); }, '_');
       return name;
     });
 
-// T-01: a mask without a valid token. The trainer refuses to train on it, and the compare that was made
-// is inconclusive.
+// T-01: a mask without a valid token. The trainer refuses to train on it, and the compare that was
+// made is inconclusive.
 TEST_F(LoopTest, EmptyMaskIsInconclusive) {
   const LaunchResult r = Run(Config("rl.empty_mask@trainer"), Options("empty-mask"));
   EXPECT_NE(r.judgement.verdict, Verdict::kPass);
   bool found = false;
-  for (const auto& f : r.judgement.findings) found |= f.reason == reason::kNoValidTokens && f.verdict == Verdict::kInconclusive;
+  for (const auto& f : r.judgement.findings)
+    found |= f.reason == reason::kNoValidTokens && f.verdict == Verdict::kInconclusive;
   EXPECT_TRUE(found) << r.judgement.ToJson().dump(1);
 }
 

@@ -28,7 +28,8 @@ Result<std::map<Key, Place>> Rows(const Dump& dump) {
       for (size_t i = 0; i < run.tokens.size(); ++i) {
         const int64_t row = run.row + static_cast<int64_t>(i);
         if (payload.rank() < 1 || row >= payload.dim(0)) continue;
-        rows[{record.point.name, run.position + static_cast<int64_t>(i)}] = {&record, payload, row, run.tokens[i]};
+        rows[{record.point.name, run.position + static_cast<int64_t>(i)}] = {&record, payload, row,
+                                                                             run.tokens[i]};
       }
     }
   }
@@ -61,7 +62,8 @@ Result<Picture> DrawPicture(Env* env, const std::string& a_path, const std::stri
     const Place& y = found->second;
     const size_t at = static_cast<size_t>(key.second);
     if (x.token != y.token) {
-      return InvalidArgument("position {}: token {} against {}; pictures are of one sequence", at, x.token, y.token);
+      return InvalidArgument("position {}: token {} against {}; pictures are of one sequence", at,
+                             x.token, y.token);
     }
     p.tokens[at] = x.token;
     const int64_t width = x.payload.size_bytes() / std::max<int64_t>(1, x.payload.dim(0));

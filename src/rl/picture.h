@@ -19,8 +19,8 @@ struct Picture {
   std::vector<std::vector<int64_t>> differing;  // of these, other bits
 };
 
-// Dumps of one sequence each, in any number of frames. Rows pair by position; a position whose token
-// differs is kInvalidArgument. Tensors on one side only are not counted.
+// Dumps of one sequence each, in any number of frames. Rows pair by position; a position whose
+// token differs is kInvalidArgument. Tensors on one side only are not counted.
 Result<Picture> DrawPicture(Env* env, const std::string& a, const std::string& b);
 
 }  // namespace tare::rl

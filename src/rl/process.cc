@@ -42,7 +42,8 @@ Result<Process> Process::Start(const std::string& name, std::vector<std::string>
   Process p;
   p.name_ = name;
   p.log_ = log;
-  const int error = ::posix_spawn(&p.pid_, argv[0].c_str(), &actions, nullptr, arguments.data(), variables.data());
+  const int error = ::posix_spawn(&p.pid_, argv[0].c_str(), &actions, nullptr, arguments.data(),
+                                  variables.data());
   posix_spawn_file_actions_destroy(&actions);
   p.argv_ = std::move(argv);
   if (error != 0) {
@@ -53,8 +54,12 @@ Result<Process> Process::Start(const std::string& name, std::vector<std::string>
 }
 
 Process::Process(Process&& other) noexcept
-    : name_(std::move(other.name_)), log_(std::move(other.log_)), argv_(std::move(other.argv_)),
-      pid_(std::exchange(other.pid_, -1)), reaped_(other.reaped_), exit_(other.exit_) {}
+    : name_(std::move(other.name_)),
+      log_(std::move(other.log_)),
+      argv_(std::move(other.argv_)),
+      pid_(std::exchange(other.pid_, -1)),
+      reaped_(other.reaped_),
+      exit_(other.exit_) {}
 
 Process::~Process() {
   if (pid_ > 0 && !reaped_) {
@@ -100,8 +105,8 @@ void Process::Kill() {
 }
 
 Json Process::ToJson() const {
-  return Json{{"name", name_}, {"pid", pid_}, {"command", argv_}, {"ended", exit_.ended},
-              {"code", exit_.code}, {"signal", exit_.signal}};
+  return Json{{"name", name_},        {"pid", pid_},        {"command", argv_},
+              {"ended", exit_.ended}, {"code", exit_.code}, {"signal", exit_.signal}};
 }
 
 }  // namespace tare::rl

@@ -15,16 +15,16 @@
 namespace tare::rl {
 
 struct Exit {
-  bool ended = false;      // false: it was still running at the limit and was killed
-  int code = -1;           // when it exited
-  int signal = 0;          // when a signal ended it
+  bool ended = false;  // false: it was still running at the limit and was killed
+  int code = -1;       // when it exited
+  int signal = 0;      // when a signal ended it
   bool normal() const { return ended && signal == 0 && code == 0; }
 };
 
 class Process {
  public:
-  // Looks `argv[0]` up as a path. `environment` is put over the parent's; an empty value removes the
-  // variable. Output and errors go to `log`.
+  // Looks `argv[0]` up as a path. `environment` is put over the parent's; an empty value removes
+  // the variable. Output and errors go to `log`.
   static Result<Process> Start(const std::string& name, std::vector<std::string> argv,
                                const std::vector<std::pair<std::string, std::string>>& environment,
                                const std::string& log);

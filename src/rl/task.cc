@@ -20,7 +20,8 @@ class Pattern : public Task {
       q.prompt.push_back(static_cast<int32_t>(x % static_cast<uint64_t>(vocab_)));
     }
     q.answer = index % 2;
-    q.text = fmt::format("{} random tokens; wanted: {} ids", kPatternPrompt, q.answer == 0 ? "even" : "odd");
+    q.text = fmt::format("{} random tokens; wanted: {} ids", kPatternPrompt,
+                         q.answer == 0 ? "even" : "odd");
     return q;
   }
   float Reward(const Question& question, std::span<const int32_t> response) const override {
@@ -38,7 +39,8 @@ class Pattern : public Task {
  private:
   // splitmix64: no model value, only which tokens a prompt holds.
   uint64_t Mix(int64_t counter, bool held_out) const {
-    uint64_t z = seed_ * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(counter) * 2 + (held_out ? 1 : 0);
+    uint64_t z =
+        seed_ * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(counter) * 2 + (held_out ? 1 : 0);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
@@ -75,7 +77,8 @@ class Arithmetic : public Task {
     const size_t digit = text.find_first_of("0123456789");
     if (digit == std::string::npos) return 0;
     int64_t number = 0;
-    for (size_t i = digit; i < text.size() && text[i] >= '0' && text[i] <= '9' && number < 1'000'000; ++i) {
+    for (size_t i = digit;
+         i < text.size() && text[i] >= '0' && text[i] <= '9' && number < 1'000'000; ++i) {
       number = number * 10 + (text[i] - '0');
     }
     return number == question.answer ? 1.0f : 0.0f;
@@ -93,7 +96,8 @@ class Arithmetic : public Task {
 
 }  // namespace
 
-Result<std::unique_ptr<Task>> MakeTask(const std::string& name, Env* env, const Checkpoint& checkpoint,
+Result<std::unique_ptr<Task>> MakeTask(const std::string& name, Env* env,
+                                       const Checkpoint& checkpoint,
                                        const models::ModelConfig& config, uint64_t seed) {
   if (name == "pattern") return std::unique_ptr<Task>(new Pattern(config.vocab, seed));
   if (name != "arithmetic") return InvalidArgument("task {}: pattern or arithmetic", name);

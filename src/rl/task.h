@@ -1,9 +1,11 @@
 #pragma once
 
 // Verifiable tasks: prompts as token IDs and a reward that a program computes.
-//   pattern     for a model without skills (MINI): prompts of random tokens; the reward is the share of
+//   pattern     for a model without skills (MINI): prompts of random tokens; the reward is the
+//   share of
 //               response tokens whose id has the parity of the question. Differs between samples.
-//   arithmetic  for a chat model: "What is 3 + 4?" through the chat template; reward 1 when the first
+//   arithmetic  for a chat model: "What is 3 + 4?" through the chat template; reward 1 when the
+//   first
 //               number of the answer is right.
 
 #include <cstdint>
@@ -23,9 +25,9 @@ namespace tare::rl {
 
 struct Question {
   std::string name;
-  std::string text;              // for people
+  std::string text;  // for people
   std::vector<int32_t> prompt;
-  int64_t answer = 0;            // pattern: the parity; arithmetic: the number
+  int64_t answer = 0;  // pattern: the parity; arithmetic: the number
 };
 
 class Task {
@@ -39,7 +41,8 @@ class Task {
   virtual std::string Show(std::span<const int32_t> response) const = 0;
 };
 
-Result<std::unique_ptr<Task>> MakeTask(const std::string& name, Env* env, const Checkpoint& checkpoint,
+Result<std::unique_ptr<Task>> MakeTask(const std::string& name, Env* env,
+                                       const Checkpoint& checkpoint,
                                        const models::ModelConfig& config, uint64_t seed);
 
 }  // namespace tare::rl

@@ -18,7 +18,10 @@ constexpr char kSchema[] = "tare.trainer-checkpoint/1";
 // A directory that is filled beside `dir` and renamed to it.
 class Staged {
  public:
-  Staged(Env* env, std::string dir) : env_(env), dir_(std::move(dir)), temporary_(fmt::format("{}.partial-{}", dir_, ::getpid())) {}
+  Staged(Env* env, std::string dir)
+      : env_(env),
+        dir_(std::move(dir)),
+        temporary_(fmt::format("{}.partial-{}", dir_, ::getpid())) {}
   ~Staged() {
     if (done_) return;
     if (const auto names = env_->List(temporary_); names.ok()) {
@@ -27,7 +30,8 @@ class Staged {
     (void)env_->Remove(temporary_).ok();
   }
   Status Begin() {
-    if (env_->Exists(dir_)) return Error(Code::kAlreadyExists, "{}: exists; a checkpoint is never overwritten", dir_);
+    if (env_->Exists(dir_))
+      return Error(Code::kAlreadyExists, "{}: exists; a checkpoint is never overwritten", dir_);
     return env_->CreateDirs(temporary_);
   }
   const std::string& path() const { return temporary_; }
@@ -36,7 +40,9 @@ class Staged {
     TARE_RETURN_IF_ERROR(env_->Rename(temporary_, dir_));
     done_ = true;
     const size_t slash = dir_.rfind('/');
-    return env_->SyncDir(slash == std::string::npos ? "." : slash == 0 ? "/" : dir_.substr(0, slash));
+    return env_->SyncDir(slash == std::string::npos ? "."
+                         : slash == 0               ? "/"
+                                                    : dir_.substr(0, slash));
   }
 
  private:
@@ -61,19 +67,22 @@ Json Settings(const Trainer& trainer) {
 
 }  // namespace
 
-Status PublishWeights(Env* env, const Trainer& trainer, const std::string& source, const std::string& dir) {
+Status PublishWeights(Env* env, const Trainer& trainer, const std::string& source,
+                      const std::string& dir) {
   Staged staged(env, dir);
   TARE_RETURN_IF_ERROR(staged.Begin());
   TARE_ASSIGN_OR_RETURN(const std::string config, env->ReadFile(source + "/config.json"));
   TARE_RETURN_IF_ERROR(env->WriteFileAtomic(staged.path() + "/config.json", config));
-  for (const char* name : {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+  for (const char* name : {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                           "chat_template.jinja"}) {
     const std::string from = source + "/" + name;
     if (!env->Exists(from)) continue;
     TARE_ASSIGN_OR_RETURN(const std::string text, env->ReadFile(from));
     TARE_RETURN_IF_ERROR(env->WriteFileAtomic(staged.path() + "/" + name, text));
   }
   TARE_ASSIGN_OR_RETURN(const auto tensors, trainer.model().NamedTensors());
-  TARE_RETURN_IF_ERROR(WriteSafetensors(env, staged.path() + "/model.safetensors", tensors, {{"format", "pt"}}));
+  TARE_RETURN_IF_ERROR(
+      WriteSafetensors(env, staged.path() + "/model.safetensors", tensors, {{"format", "pt"}}));
   return staged.Commit();
 }
 
@@ -112,17 +121,19 @@ Result<Progress> LoadState(Env* env, const std::string& dir, Trainer* trainer) {
   int64_t step = 0;
   try {
     if (json.at("schema") != kSchema) {
-      return InvalidArgument("{}/trainer.json: schema is {}; {}", dir, json.at("schema").dump(), kSchema);
+      return InvalidArgument("{}/trainer.json: schema is {}; {}", dir, json.at("schema").dump(),
+                             kSchema);
     }
     step = json.at("step").get<int64_t>();
     progress.data_position = json.at("data_position").get<int64_t>();
     progress.seed = json.at("seed").get<uint64_t>();
     state_sha256 = json.at("state_sha256").get<std::string>();
     deployed = json.at("deployed_weights").get<std::string>();
-    if (step < 0 || progress.data_position < 0) return DataLoss("{}/trainer.json: a negative step or position", dir);
+    if (step < 0 || progress.data_position < 0)
+      return DataLoss("{}/trainer.json: a negative step or position", dir);
     if (json.at("settings") != Settings(*trainer)) {
-      return InvalidArgument("{}/trainer.json: saved with {}; this run has {}", dir, json.at("settings").dump(),
-                             Settings(*trainer).dump());
+      return InvalidArgument("{}/trainer.json: saved with {}; this run has {}", dir,
+                             json.at("settings").dump(), Settings(*trainer).dump());
     }
   } catch (const nlohmann::json::exception& e) {
     return DataLoss("{}/trainer.json: {}", dir, e.what());
@@ -135,8 +146,8 @@ Result<Progress> LoadState(Env* env, const std::string& dir, Trainer* trainer) {
   TARE_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(env, path));
   const auto& parameters = trainer->model().parameters();
   if (file.entries().size() != 3 * parameters.size()) {
-    return InvalidArgument("{}: {} tensors; this model has {} parameters with master, m and v", path,
-                           file.entries().size(), parameters.size());
+    return InvalidArgument("{}: {} tensors; this model has {} parameters with master, m and v",
+                           path, file.entries().size(), parameters.size());
   }
   // All are checked before one is written.
   std::vector<std::pair<Tensor, Tensor*>> copies;
@@ -147,8 +158,9 @@ Result<Progress> LoadState(Env* env, const std::string& dir, Trainer* trainer) {
     for (const auto& [prefix, into] : kinds) {
       TARE_ASSIGN_OR_RETURN(Tensor from, file.Get(prefix + parameters[i].name));
       if (from.dtype() != DType::kF32 || from.shape() != into->shape()) {
-        return InvalidArgument("{}: {}{} is {} {}; this model wants f32 {}", path, prefix, parameters[i].name,
-                               DTypeName(from.dtype()), ShapeToString(from.shape()), ShapeToString(into->shape()));
+        return InvalidArgument("{}: {}{} is {} {}; this model wants f32 {}", path, prefix,
+                               parameters[i].name, DTypeName(from.dtype()),
+                               ShapeToString(from.shape()), ShapeToString(into->shape()));
       }
       copies.emplace_back(std::move(from), into);
     }
@@ -159,7 +171,9 @@ Result<Progress> LoadState(Env* env, const std::string& dir, Trainer* trainer) {
   trainer->set_step(step);
   TARE_RETURN_IF_ERROR(trainer->DeployMasters());
   TARE_ASSIGN_OR_RETURN(const std::string held, trainer->DeployedHash());
-  if (held != deployed) return DataLoss("{}: the masters give deployed weights {}; trainer.json says {}", dir, held, deployed);
+  if (held != deployed)
+    return DataLoss("{}: the masters give deployed weights {}; trainer.json says {}", dir, held,
+                    deployed);
   return progress;
 }
 

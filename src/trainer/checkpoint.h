@@ -1,8 +1,8 @@
 #pragma once
 
 // What a trainer writes: the weights for an engine (a Hugging Face directory), and its own state to
-// go on from (docs/formats/trainer_checkpoint.md). Both appear by one rename: a reader sees the whole
-// directory or none. Continuing from a checkpoint gives the bits of the uninterrupted run.
+// go on from (docs/formats/trainer_checkpoint.md). Both appear by one rename: a reader sees the
+// whole directory or none. Continuing from a checkpoint gives the bits of the uninterrupted run.
 
 #include <cstdint>
 #include <string>
@@ -21,16 +21,17 @@ struct Progress {
 
 // model.safetensors from the deployed weights, and the text files of `source` (the Hugging Face
 // directory that the model came from) beside it. kAlreadyExists when `dir` is there.
-Status PublishWeights(Env* env, const Trainer& trainer, const std::string& source, const std::string& dir);
+Status PublishWeights(Env* env, const Trainer& trainer, const std::string& source,
+                      const std::string& dir);
 
 // state.safetensors (master/NAME, m/NAME, v/NAME; f32) and trainer.json (step, progress, optimizer,
 // digests). kAlreadyExists when `dir` is there.
 Status SaveState(Env* env, Trainer* trainer, const Progress& progress, const std::string& dir);
 
-// Restores into `trainer`, whose model must have the same parameters. kNotFound, kDataLoss (a file cut
-// or changed: which, expected and found digest), kInvalidArgument (another model, other optimizer
-// settings). All of these leave the trainer as before; masters that do not
-// give the recorded deployed weights are kDataLoss after the restore.
+// Restores into `trainer`, whose model must have the same parameters. kNotFound, kDataLoss (a file
+// cut or changed: which, expected and found digest), kInvalidArgument (another model, other
+// optimizer settings). All of these leave the trainer as before; masters that do not give the
+// recorded deployed weights are kDataLoss after the restore.
 Result<Progress> LoadState(Env* env, const std::string& dir, Trainer* trainer);
 
 }  // namespace tare::trainer

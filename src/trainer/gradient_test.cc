@@ -1,11 +1,13 @@
-// Whole-model gradients and one optimizer step of MINI against float64, written here from the formulas
-// (C7-01 to C7-03, C7-09). The reference shares no operator with the product: a plain forward in f64,
-// differentiated by central differences along our own gradient, parameter by parameter. If g is ours and
-// G the true one, the slope along g / |g| is <G, g> / |g|, which is |g| when they agree.
+// Whole-model gradients and one optimizer step of MINI against float64, written here from the
+// formulas (C7-01 to C7-03, C7-09). The reference shares no operator with the product: a plain
+// forward in f64, differentiated by central differences along our own gradient, parameter by
+// parameter. If g is ours and G the true one, the slope along g / |g| is <G, g> / |g|, which is |g|
+// when they agree.
 //
-// Tolerance, fixed before the first result: 5 % of |g| for each parameter. bf16 rounds by up to 2^-9; some
-// sixty roundings lie on a path through six layers, whose random sum is sqrt(60) * 2^-9 = 1.5 %; three
-// times that. Router decisions are those of the model under test, as the reference may not decide anew.
+// Tolerance, fixed before the first result: 5 % of |g| for each parameter. bf16 rounds by up to
+// 2^-9; some sixty roundings lie on a path through six layers, whose random sum is sqrt(60) * 2^-9
+// = 1.5 %; three times that. Router decisions are those of the model under test, as the reference
+// may not decide anew.
 
 #include <gtest/gtest.h>
 
@@ -63,7 +65,8 @@ Vec Norm(const double* x, size_t n, const Vec& w, double eps) {
 
 void Rotate(double* x, int64_t n, int64_t position, double theta) {
   for (int64_t i = 0; i < n / 2; ++i) {
-    const double angle = static_cast<double>(position) * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(n));
+    const double angle = static_cast<double>(position) *
+                         std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(n));
     const double a = x[i], b = x[i + n / 2];
     x[i] = a * std::cos(angle) - b * std::sin(angle);
     x[i + n / 2] = b * std::cos(angle) + a * std::sin(angle);
@@ -82,7 +85,8 @@ void Add(Vec* to, const Vec& x) {
 }
 
 // Mean negative logprob of the targets.
-double Loss64(const models::ModelConfig& c, const Weights& w, const std::vector<Sequence>& sequences,
+double Loss64(const models::ModelConfig& c, const Weights& w,
+              const std::vector<Sequence>& sequences,
               const std::map<int, std::vector<int32_t>>& decisions) {
   double loss = 0;
   int64_t count = 0, first_row = 0;
@@ -92,7 +96,8 @@ double Loss64(const models::ModelConfig& c, const Weights& w, const std::vector<
     std::vector<Vec> h(rows);
     for (size_t t = 0; t < rows; ++t) {
       const Vec& e = w.at("model.embed_tokens.weight");
-      const auto at = e.begin() + static_cast<ptrdiff_t>(s.tokens[t]) * static_cast<ptrdiff_t>(hidden);
+      const auto at =
+          e.begin() + static_cast<ptrdiff_t>(s.tokens[t]) * static_cast<ptrdiff_t>(hidden);
       h[t].assign(at, at + static_cast<ptrdiff_t>(hidden));
     }
     for (size_t l = 0; l < c.layers.size(); ++l) {
@@ -104,7 +109,8 @@ double Loss64(const models::ModelConfig& c, const Weights& w, const std::vector<
         k[t] = MatVec(w.at(p + "self_attn.k_proj.weight"), c.kv_width(), x);
         v[t] = MatVec(w.at(p + "self_attn.v_proj.weight"), c.kv_width(), x);
         for (auto* pair : {&q[t], &k[t]}) {
-          const Vec& norm = w.at(p + (pair == &q[t] ? "self_attn.q_norm.weight" : "self_attn.k_norm.weight"));
+          const Vec& norm =
+              w.at(p + (pair == &q[t] ? "self_attn.q_norm.weight" : "self_attn.k_norm.weight"));
           for (size_t head = 0; head < pair->size() / d; ++head) {
             const Vec y = Norm(pair->data() + head * d, d, norm, c.norm_eps);
             std::copy(y.begin(), y.end(), pair->begin() + static_cast<ptrdiff_t>(head * d));
@@ -117,7 +123,9 @@ double Loss64(const models::ModelConfig& c, const Weights& w, const std::vector<
         Vec out(static_cast<size_t>(c.q_width()), 0.0);
         for (size_t head = 0; head < static_cast<size_t>(c.q_heads); ++head) {
           const size_t kv = head / static_cast<size_t>(c.q_heads / c.kv_heads);
-          const size_t begin = window > 0 && static_cast<int64_t>(t) + 1 > window ? t + 1 - static_cast<size_t>(window) : 0;
+          const size_t begin = window > 0 && static_cast<int64_t>(t) + 1 > window
+                                   ? t + 1 - static_cast<size_t>(window)
+                                   : 0;
           Vec weight;
           double sum = c.layers[l].sink ? std::exp(w.at(p + "self_attn.sinks")[head]) : 0.0;
           for (size_t j = begin; j <= t; ++j) {
@@ -127,30 +135,35 @@ double Loss64(const models::ModelConfig& c, const Weights& w, const std::vector<
             sum += weight.back();
           }
           for (size_t j = begin; j <= t; ++j) {
-            for (size_t i = 0; i < d; ++i) out[head * d + i] += weight[j - begin] / sum * v[j][kv * d + i];
+            for (size_t i = 0; i < d; ++i)
+              out[head * d + i] += weight[j - begin] / sum * v[j][kv * d + i];
           }
         }
         Add(&h[t], MatVec(w.at(p + "self_attn.o_proj.weight"), c.hidden, out));
       }
       for (size_t t = 0; t < rows; ++t) {
-        const Vec x = Norm(h[t].data(), hidden, w.at(p + "post_attention_layernorm.weight"), c.norm_eps);
+        const Vec x =
+            Norm(h[t].data(), hidden, w.at(p + "post_attention_layernorm.weight"), c.norm_eps);
         if (!c.layers[l].moe) {
           Add(&h[t], Mlp(w, p + "mlp.", c.intermediate, c.hidden, x));
           continue;
         }
         Vec scores = MatVec(w.at(p + "mlp.gate.weight"), c.experts, x);
-        const int32_t* ids = decisions.at(static_cast<int>(l)).data() + (first_row + static_cast<int64_t>(t)) * c.top_k;
+        const int32_t* ids = decisions.at(static_cast<int>(l)).data() +
+                             (first_row + static_cast<int64_t>(t)) * c.top_k;
         double sum = 0;
         for (int64_t i = 0; i < c.top_k; ++i) sum += std::exp(scores[static_cast<size_t>(ids[i])]);
         for (int64_t i = 0; i < c.top_k; ++i) {
-          Vec y = Mlp(w, fmt::format("{}mlp.experts.{}.", p, ids[i]), c.expert_intermediate, c.hidden, x);
+          Vec y = Mlp(w, fmt::format("{}mlp.experts.{}.", p, ids[i]), c.expert_intermediate,
+                      c.hidden, x);
           for (double& value : y) value *= std::exp(scores[static_cast<size_t>(ids[i])]) / sum;
           Add(&h[t], y);
         }
       }
     }
     for (size_t t = static_cast<size_t>(s.prompt_tokens) - 1; t < rows; ++t) {
-      const Vec logits = MatVec(w.at("lm_head.weight"), c.vocab, Norm(h[t].data(), hidden, w.at("model.norm.weight"), c.norm_eps));
+      const Vec logits = MatVec(w.at("lm_head.weight"), c.vocab,
+                                Norm(h[t].data(), hidden, w.at("model.norm.weight"), c.norm_eps));
       double sum = 0;
       for (const double z : logits) sum += std::exp(z);
       loss += std::log(sum) - logits[static_cast<size_t>(s.tokens[t + 1])];
@@ -182,11 +195,13 @@ Audit AuditGradients(const std::string& only = "") {
   for (int i = 0; i < 2; ++i) {
     Sequence s;
     s.prompt_tokens = 2;
-    for (int k = 0; k < 13 + 9 * i; ++k) s.tokens.push_back((i * 131 + k * 53 + 7) % static_cast<int>(c.vocab));
+    for (int k = 0; k < 13 + 9 * i; ++k)
+      s.tokens.push_back((i * 131 + k * 53 + 7) % static_cast<int>(c.vocab));
     sequences.push_back(std::move(s));
   }
   Decisions decisions;
-  const Result<LossReport> report = t->Accumulate(sequences, Loss::kCrossEntropy, {}, "theta0", &decisions);
+  const Result<LossReport> report =
+      t->Accumulate(sequences, Loss::kCrossEntropy, {}, "theta0", &decisions);
   EXPECT_TRUE(report.ok()) << report.status().ToString();
   Weights w;
   for (const auto& [name, tensor] : t->model().NamedTensors().value()) {
@@ -206,7 +221,8 @@ Audit AuditGradients(const std::string& only = "") {
     if (p.name.find(only) == std::string::npos) continue;
     const Tensor& g = t->gradient(static_cast<int>(i));
     double square = 0;
-    for (int64_t k = 0; k < g.elements(); ++k) square += static_cast<double>(g.as<float>()[k]) * g.as<float>()[k];
+    for (int64_t k = 0; k < g.elements(); ++k)
+      square += static_cast<double>(g.as<float>()[k]) * g.as<float>()[k];
     const double length = std::sqrt(square);
     if (length == 0) {
       audit.off[p.name] = 1;
@@ -235,22 +251,24 @@ TEST(Gradient, WholeModelAgreesWithFloat64) {
   EXPECT_GT(audit.off.size(), 40u);
   for (const auto& [name, off] : audit.off) EXPECT_LT(off, kTolerance) << name;
   RecordProperty("worst", fmt::format("{}", audit.worst()));
-  fmt::print("{} parameters; largest departure from float64 {:.4f}\n", audit.off.size(), audit.worst());
+  fmt::print("{} parameters; largest departure from float64 {:.4f}\n", audit.off.size(),
+             audit.worst());
 }
 
 // Backward faults leave every forward bit as it is and are caught here.
 TEST(Gradient, PlantedFaultsAreCaught) {
-  const std::pair<const char*, const char*> faults[] = {{"gate.detached_forward@trainer", "gate_up"},
-                                                        {"rope.gradient_not_rotated_back@trainer", "qkv"},
-                                                        {"attention.sink_gradient_missing@trainer", "sink"}};
+  const std::pair<const char*, const char*> faults[] = {
+      {"gate.detached_forward@trainer", "gate_up"},
+      {"rope.gradient_not_rotated_back@trainer", "qkv"},
+      {"attention.sink_gradient_missing@trainer", "sink"}};
   for (const auto& [fault, parameter] : faults) {
     const fault::Scoped planted(fault);
     EXPECT_GT(AuditGradients(parameter).worst(), kTolerance) << fault;
   }
 }
 
-// One step of AdamW with clip, in float64 from the formula, moments at zero. Tolerance: masters within
-// 1e-3 of the learning rate plus one f32 rounding, as only f32 roundings lie between.
+// One step of AdamW with clip, in float64 from the formula, moments at zero. Tolerance: masters
+// within 1e-3 of the learning rate plus one f32 rounding, as only f32 roundings lie between.
 double WorstStep(const std::string& planted) {
   const fault::Scoped scope(planted);
   models::ModelOptions model_options;
@@ -260,7 +278,9 @@ double WorstStep(const std::string& planted) {
   options.max_gradient_norm = 0.05f;
   // Small against some gradients and large against others, so that its place shows.
   options.adamw.eps = 1e-4f;
-  const auto t = Trainer::Create(&Pool(), std::move(models::MiniModel(&Pool(), model_options)).value(), options).value();
+  const auto t = Trainer::Create(
+                     &Pool(), std::move(models::MiniModel(&Pool(), model_options)).value(), options)
+                     .value();
   Sequence s;
   for (int k = 0; k < 20; ++k) s.tokens.push_back(k * 17 % 500);
   EXPECT_TRUE(t->Accumulate(std::vector<Sequence>{s}, Loss::kCrossEntropy, {}, "theta0").ok());
@@ -269,16 +289,19 @@ double WorstStep(const std::string& planted) {
   for (size_t i = 0; i < t->masters().size(); ++i) {
     before.push_back(t->masters()[i].Clone().value());
     const Tensor& g = t->gradient(static_cast<int>(i));
-    for (int64_t k = 0; k < g.elements(); ++k) square += static_cast<double>(g.as<float>()[k]) * g.as<float>()[k];
+    for (int64_t k = 0; k < g.elements(); ++k)
+      square += static_cast<double>(g.as<float>()[k]) * g.as<float>()[k];
   }
   const double factor = std::min(1.0, 0.05 / (std::sqrt(square) + 1e-6)), lr = 1e-3;
   EXPECT_TRUE(t->Apply(1e-3f).ok());
   double worst = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     const models::ParameterKind kind = t->model().parameters()[i].kind;
-    const bool decays = kind == models::ParameterKind::kLinear || kind == models::ParameterKind::kEmbedding;
+    const bool decays =
+        kind == models::ParameterKind::kLinear || kind == models::ParameterKind::kEmbedding;
     for (int64_t k = 0; k < before[i].elements(); ++k) {
-      const double g = t->gradient(static_cast<int>(i)).as<float>()[k] * factor, w = before[i].as<float>()[k];
+      const double g = t->gradient(static_cast<int>(i)).as<float>()[k] * factor,
+                   w = before[i].as<float>()[k];
       // With bias correction the first step's moments are g and g * g.
       const double want = w * (1 - (decays ? lr * 0.1 : 0)) - lr * g / (std::sqrt(g * g) + 1e-4);
       const double off = std::fabs(t->masters()[i].as<float>()[k] - want);
@@ -291,8 +314,8 @@ double WorstStep(const std::string& planted) {
 TEST(Gradient, OneStepAgreesWithFloat64) {
   const double worst = WorstStep("");
   EXPECT_LT(worst, 1.0);
-  for (const char* fault : {"adamw.no_bias_correction@trainer", "adamw.coupled_decay@trainer", "adamw.eps_inside_root@trainer",
-                            "grad_norm.clip_by_shard@trainer"}) {
+  for (const char* fault : {"adamw.no_bias_correction@trainer", "adamw.coupled_decay@trainer",
+                            "adamw.eps_inside_root@trainer", "grad_norm.clip_by_shard@trainer"}) {
     EXPECT_GT(WorstStep(fault), 1.0) << fault;
   }
 }

@@ -23,18 +23,21 @@ Status CheckSequences(std::span<const Sequence> sequences, int64_t vocab) {
     const Sequence& s = sequences[i];
     const int64_t size = static_cast<int64_t>(s.tokens.size());
     if (s.prompt_tokens < 1 || s.prompt_tokens >= size) {
-      return InvalidArgument("sequence {} ({}): prompt_tokens is {}; 1 to {} leaves a target", i, s.name,
-                             s.prompt_tokens, size - 1);
+      return InvalidArgument("sequence {} ({}): prompt_tokens is {}; 1 to {} leaves a target", i,
+                             s.name, s.prompt_tokens, size - 1);
     }
     if (!s.mask.empty() && static_cast<int64_t>(s.mask.size()) != s.targets()) {
-      return InvalidArgument("sequence {} ({}): mask has {} entries for {} targets", i, s.name, s.mask.size(),
-                             s.targets());
+      return InvalidArgument("sequence {} ({}): mask has {} entries for {} targets", i, s.name,
+                             s.mask.size(), s.targets());
     }
     for (const uint8_t bit : s.mask) {
-      if (bit > 1) return InvalidArgument("sequence {} ({}): mask holds {}; 0 or 1", i, s.name, bit);
+      if (bit > 1)
+        return InvalidArgument("sequence {} ({}): mask holds {}; 0 or 1", i, s.name, bit);
     }
     for (const int32_t t : s.tokens) {
-      if (t < 0 || t >= vocab) return InvalidArgument("sequence {} ({}): token {} is outside [0, {})", i, s.name, t, vocab);
+      if (t < 0 || t >= vocab)
+        return InvalidArgument("sequence {} ({}): token {} is outside [0, {})", i, s.name, t,
+                               vocab);
     }
   }
   return Ok();
@@ -71,7 +74,8 @@ Result<Tensor> ToF32(const ops::Ctx& ctx, const Tensor& x) {
     return y;
   }
   const ops::cast::Params params{.from = x.dtype(), .to = DType::kF32};
-  TARE_RETURN_IF_ERROR(ops::cast::Forward(ctx, params, {.count = x.elements(), .x = x.data(), .y = y.mutable_data()}));
+  TARE_RETURN_IF_ERROR(ops::cast::Forward(
+      ctx, params, {.count = x.elements(), .x = x.data(), .y = y.mutable_data()}));
   return y;
 }
 
@@ -111,12 +115,14 @@ ops::Ctx Trainer::MakeCtx(ops::LaunchTrace* trace) const {
   return ctx;
 }
 
-Result<std::unique_ptr<Trainer>> Trainer::Create(ThreadPool* pool, models::Model model, const Options& options) {
+Result<std::unique_ptr<Trainer>> Trainer::Create(ThreadPool* pool, models::Model model,
+                                                 const Options& options) {
   if (options.micro_batch_tokens < 1) {
     return InvalidArgument("micro_batch_tokens is {}; 1 or more", options.micro_batch_tokens);
   }
   if (!(options.max_gradient_norm >= 0) || !std::isfinite(options.max_gradient_norm)) {
-    return InvalidArgument("max_gradient_norm is {}; 0 (no clip) or a positive number", options.max_gradient_norm);
+    return InvalidArgument("max_gradient_norm is {}; 0 (no clip) or a positive number",
+                           options.max_gradient_norm);
   }
   std::unique_ptr<Trainer> t(new Trainer(pool, std::move(model), options));
   const ops::Ctx ctx = t->MakeCtx(nullptr);
@@ -154,7 +160,8 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
     for (const Sequence& s : part) {
       const size_t rows = s.tokens.size() - 1;
       std::vector<int32_t> wanted(rows, -1);
-      for (size_t r = static_cast<size_t>(s.prompt_tokens) - 1; r < rows; ++r) wanted[r] = s.tokens[r + 1];
+      for (size_t r = static_cast<size_t>(s.prompt_tokens) - 1; r < rows; ++r)
+        wanted[r] = s.tokens[r + 1];
       targets.push_back(std::move(wanted));
       report.logprobs.rows += static_cast<int64_t>(rows);
     }
@@ -169,8 +176,9 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
     models::TapeOptions tape_options;
     tape_options.recompute = options_.recompute;
     models::Tape tape(tape_options);
-    TARE_ASSIGN_OR_RETURN(const models::ForwardOutput output,
-                          models::Forward(ctx, model_, batch, &scratch_, pass->record ? &tape : nullptr, pass->tap));
+    TARE_ASSIGN_OR_RETURN(
+        const models::ForwardOutput output,
+        models::Forward(ctx, model_, batch, &scratch_, pass->record ? &tape : nullptr, pass->tap));
     ++report.logprobs.forwards;
     size_t at = 0;
     for (const Sequence& s : part) {
@@ -191,22 +199,26 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
       const size_t n = static_cast<size_t>(s.targets());
       // The loss' units count from the sequence's first target, cut like every sum over tokens.
       for (int64_t from = 0; from < s.targets(); from += ops::kUnitRows) {
-        units.push_back({static_cast<int64_t>(mask.size()) + from, std::min(ops::kUnitRows, s.targets() - from)});
+        units.push_back({static_cast<int64_t>(mask.size()) + from,
+                         std::min(ops::kUnitRows, s.targets() - from)});
       }
       const std::vector<uint8_t> m = s.mask.empty() ? std::vector<uint8_t>(n, 1) : s.mask;
       mask.insert(mask.end(), m.begin(), m.end());
-      sequence_tokens.insert(sequence_tokens.end(), n,
-                             static_cast<int32_t>(std::max<int64_t>(1, std::count(m.begin(), m.end(), uint8_t{1}))));
+      sequence_tokens.insert(
+          sequence_tokens.end(), n,
+          static_cast<int32_t>(std::max<int64_t>(1, std::count(m.begin(), m.end(), uint8_t{1}))));
       if (pass->loss != Loss::kPolicy) continue;
       if (s.old_logprob.size() != n) {
-        return InvalidArgument("sequence {}: {} old logprobs for {} targets", s.name, s.old_logprob.size(), n);
+        return InvalidArgument("sequence {}: {} old logprobs for {} targets", s.name,
+                               s.old_logprob.size(), n);
       }
       old.insert(old.end(), s.old_logprob.begin(), s.old_logprob.end());
       advantage.insert(advantage.end(), n, s.advantage);
     }
     if (pass->loss == Loss::kPolicy) {
       const bool per_sequence = pass->policy.normalise == ops::policy_loss::Normalise::kSequence;
-      const int64_t count = per_sequence ? static_cast<int64_t>(sequences.size()) : report.valid_tokens;
+      const int64_t count =
+          per_sequence ? static_cast<int64_t>(sequences.size()) : report.valid_tokens;
       int64_t valid = 0, clipped = 0;
       ops::policy_loss::Args args;
       args.rows = rows;
@@ -223,8 +235,8 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
       TARE_RETURN_IF_ERROR(ops::policy_loss::Forward(ctx, pass->policy, args));
       report.clipped_tokens += clipped;
       for (size_t i = 0; i < mask.size(); ++i) {
-        report.ratio_not_one +=
-            mask[i] && std::bit_cast<uint32_t>(old[i]) != std::bit_cast<uint32_t>(output.logprob[i]);
+        report.ratio_not_one += mask[i] && std::bit_cast<uint32_t>(old[i]) !=
+                                               std::bit_cast<uint32_t>(output.logprob[i]);
       }
       ops::policy_loss::BackwardArgs back;
       back.rows = rows;
@@ -254,14 +266,16 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
     }
     models::LossGradient gradient;
     gradient.dlogprob = dlogprob;
-    TARE_RETURN_IF_ERROR(models::Backward(ctx, model_, batch, gradient, &tape, &scratch_, gradients_.get(), 0, pass->tap));
+    TARE_RETURN_IF_ERROR(models::Backward(ctx, model_, batch, gradient, &tape, &scratch_,
+                                          gradients_.get(), 0, pass->tap));
   }
   if (pass->backward) TARE_RETURN_IF_ERROR(models::FinishGradients(ctx, model_, gradients_.get()));
   report.logprobs.launches = static_cast<int64_t>(trace.Take().size());
   return Ok();
 }
 
-Result<Logprobs> Trainer::Score(std::span<const Sequence> sequences, const std::string& version, Tap* tap) {
+Result<Logprobs> Trainer::Score(std::span<const Sequence> sequences, const std::string& version,
+                                Tap* tap) {
   Pass pass;
   pass.version = version;
   pass.tap = tap;
@@ -269,7 +283,8 @@ Result<Logprobs> Trainer::Score(std::span<const Sequence> sequences, const std::
   return std::move(pass.report.logprobs);
 }
 
-Result<Logprobs> Trainer::RecordedForward(std::span<const Sequence> sequences, const std::string& version, Tap* tap) {
+Result<Logprobs> Trainer::RecordedForward(std::span<const Sequence> sequences,
+                                          const std::string& version, Tap* tap) {
   Pass pass;
   pass.phase = TapPhase::kTrain;
   pass.version = version;
@@ -280,7 +295,8 @@ Result<Logprobs> Trainer::RecordedForward(std::span<const Sequence> sequences, c
 }
 
 Result<LossReport> Trainer::Accumulate(std::span<const Sequence> sequences, Loss loss,
-                                       const ops::policy_loss::Params& policy, const std::string& version, Tap* tap) {
+                                       const ops::policy_loss::Params& policy,
+                                       const std::string& version, Tap* tap) {
   if (gradients_ == nullptr) {
     TARE_ASSIGN_OR_RETURN(models::Gradients g, models::Gradients::Zeros(model_));
     gradients_ = std::make_unique<models::Gradients>(std::move(g));
@@ -300,8 +316,10 @@ Result<LossReport> Trainer::Accumulate(std::span<const Sequence> sequences, Loss
 }
 
 Result<StepReport> Trainer::Apply(float lr, bool deploy) {
-  if (gradients_ == nullptr) return Error(Code::kPrecondition, "Apply before Accumulate: there is no gradient");
-  if (!(lr >= 0) || !std::isfinite(lr)) return InvalidArgument("lr is {}; 0 or a positive number", lr);
+  if (gradients_ == nullptr)
+    return Error(Code::kPrecondition, "Apply before Accumulate: there is no gradient");
+  if (!(lr >= 0) || !std::isfinite(lr))
+    return InvalidArgument("lr is {}; 0 or a positive number", lr);
   const ops::Ctx ctx = MakeCtx(nullptr);
   StepReport report;
   report.lr = lr;
@@ -321,10 +339,13 @@ Result<StepReport> Trainer::Apply(float lr, bool deploy) {
     }
     report.parameters.push_back(std::move(p));
     const int64_t cols = g.dim(-1);
-    entries.push_back({parameters[i].name, g.as<float>(), cols == 0 ? 0 : g.elements() / cols, cols});
+    entries.push_back(
+        {parameters[i].name, g.as<float>(), cols == 0 ? 0 : g.elements() / cols, cols});
   }
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  const Result<ops::grad_norm::Norm> norm = ops::grad_norm::Compute(ctx, entries, options_.max_gradient_norm);
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  const Result<ops::grad_norm::Norm> norm =
+      ops::grad_norm::Compute(ctx, entries, options_.max_gradient_norm);
   if (!norm.ok()) {
     report.skipped = true;
     report.skipped_why = norm.status().message();
@@ -350,16 +371,20 @@ Result<StepReport> Trainer::Apply(float lr, bool deploy) {
     ops::adamw::Params params = options_.adamw;
     // Norms, biases and sinks are not decayed: the field's usual parameter groups.
     const models::ParameterKind kind = parameters[i].kind;
-    if (kind != models::ParameterKind::kLinear && kind != models::ParameterKind::kEmbedding) params.weight_decay = 0;
+    if (kind != models::ParameterKind::kLinear && kind != models::ParameterKind::kEmbedding)
+      params.weight_decay = 0;
     TARE_RETURN_IF_ERROR(ops::adamw::Step(ctx, params, args));
     if (deploy && args.copy == nullptr) {
       const ops::cast::Params cast{.from = DType::kF32, .to = value.dtype()};
-      TARE_RETURN_IF_ERROR(ops::cast::Forward(ctx, cast, {.count = args.count, .x = args.master, .y = value.mutable_data()}));
+      TARE_RETURN_IF_ERROR(ops::cast::Forward(
+          ctx, cast, {.count = args.count, .x = args.master, .y = value.mutable_data()}));
     }
-    report.parameters[i].master_changed = CountChanged<uint32_t>(master_before.data(), master_[i].data(), args.count);
+    report.parameters[i].master_changed =
+        CountChanged<uint32_t>(master_before.data(), master_[i].data(), args.count);
     report.parameters[i].deployed_changed =
-        SizeOf(value.dtype()) == 2 ? CountChanged<uint16_t>(value_before.data(), value.data(), args.count)
-                                   : CountChanged<uint32_t>(value_before.data(), value.data(), args.count);
+        SizeOf(value.dtype()) == 2
+            ? CountChanged<uint16_t>(value_before.data(), value.data(), args.count)
+            : CountChanged<uint32_t>(value_before.data(), value.data(), args.count);
   }
   TARE_RETURN_IF_ERROR(model_.Repack(pool_));
   return report;
@@ -374,14 +399,15 @@ Status Trainer::DeployMasters() {
       continue;
     }
     const ops::cast::Params cast{.from = DType::kF32, .to = value.dtype()};
-    TARE_RETURN_IF_ERROR(
-        ops::cast::Forward(ctx, cast, {.count = value.elements(), .x = master_[i].data(), .y = value.mutable_data()}));
+    TARE_RETURN_IF_ERROR(ops::cast::Forward(
+        ctx, cast, {.count = value.elements(), .x = master_[i].data(), .y = value.mutable_data()}));
   }
   return model_.Repack(pool_);
 }
 
 namespace {
-Result<std::string> HashOf(const std::vector<std::pair<std::string, Tensor>>& tensors, ThreadPool* pool) {
+Result<std::string> HashOf(const std::vector<std::pair<std::string, Tensor>>& tensors,
+                           ThreadPool* pool) {
   std::vector<WeightHashItem> items;
   for (const auto& [name, tensor] : tensors) {
     WeightHashItem item;
@@ -403,7 +429,8 @@ Result<std::string> Trainer::DeployedHash() const {
 
 Result<std::string> Trainer::MasterHash() const {
   std::vector<std::pair<std::string, Tensor>> tensors;
-  for (size_t i = 0; i < master_.size(); ++i) tensors.emplace_back(model_.parameters()[i].name, master_[i]);
+  for (size_t i = 0; i < master_.size(); ++i)
+    tensors.emplace_back(model_.parameters()[i].name, master_[i]);
   return HashOf(tensors, pool_);
 }
 

@@ -40,7 +40,7 @@ struct Options {
   Profile profile = Profile::kIeeeF32;
   ops::BatchInvariance batch_invariance = ops::BatchInvariance::kOn;
   int64_t micro_batch_tokens = 4096;  // a micro-batch takes sequences up to this, and at least one
-  float max_gradient_norm = 1.0f;      // global-norm clip; 0: none
+  float max_gradient_norm = 1.0f;     // global-norm clip; 0: none
   bool recompute = false;             // backward computes each layer again: less memory, equal bits
   ops::adamw::Params adamw;
 };
@@ -48,10 +48,10 @@ struct Options {
 // What one pass over the sequences gave: one vector per sequence, one value per target.
 struct Logprobs {
   std::vector<std::vector<float>> values;
-  int64_t forwards = 0;    // model calls
-  int64_t launches = 0;    // operator kernels that the trace saw
-  int64_t rows = 0;        // token rows computed
-  bool recorded = false;   // a tape was recorded: the grad-enabled path
+  int64_t forwards = 0;   // model calls
+  int64_t launches = 0;   // operator kernels that the trace saw
+  int64_t rows = 0;       // token rows computed
+  bool recorded = false;  // a tape was recorded: the grad-enabled path
 };
 
 struct LossReport {
@@ -69,12 +69,12 @@ struct ParameterReport {
   int64_t gradient_nonzero = 0;
   int64_t gradient_non_finite = 0;
   float gradient_max_abs = 0;
-  int64_t master_changed = 0;    // elements whose bits changed in this step
+  int64_t master_changed = 0;  // elements whose bits changed in this step
   int64_t deployed_changed = 0;
 };
 
 struct StepReport {
-  int64_t step = 0;      // after this update
+  int64_t step = 0;  // after this update
   float lr = 0;
   float gradient_norm = 0;
   float clip_factor = 1;
@@ -88,14 +88,16 @@ enum class Loss : uint8_t { kPolicy, kCrossEntropy };
 class Trainer {
  public:
   // Masters start as the exact f32 values of the model's parameters, moments as zero.
-  static Result<std::unique_ptr<Trainer>> Create(ThreadPool* pool, models::Model model, const Options& options);
+  static Result<std::unique_ptr<Trainer>> Create(ThreadPool* pool, models::Model model,
+                                                 const Options& options);
 
   const models::Model& model() const { return model_; }
   const Options& options() const { return options_; }
   int64_t step() const { return step_; }
 
   // The no-grad path. `version` names the weights in a tap's frames.
-  Result<Logprobs> Score(std::span<const Sequence> sequences, const std::string& version, Tap* tap = nullptr);
+  Result<Logprobs> Score(std::span<const Sequence> sequences, const std::string& version,
+                         Tap* tap = nullptr);
   // The grad-enabled forward alone: as in Accumulate, the tape recorded and dropped.
   Result<Logprobs> RecordedForward(std::span<const Sequence> sequences, const std::string& version,
                                    Tap* tap = nullptr);

@@ -1,5 +1,5 @@
-// The trainer on MINI: equal bits on both paths and for every cut, checkpoints that continue exactly,
-// and the cases of updates that are none.
+// The trainer on MINI: equal bits on both paths and for every cut, checkpoints that continue
+// exactly, and the cases of updates that are none.
 
 #include "trainer/trainer.h"
 
@@ -89,7 +89,8 @@ std::vector<std::string> StateHash(Trainer* t) {
 
 class Folder {
  public:
-  explicit Folder(const std::string& name) : path_(std::filesystem::temp_directory_path() / fmt::format("{}-{}", name, ::getpid())) {
+  explicit Folder(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() / fmt::format("{}-{}", name, ::getpid())) {
     std::filesystem::remove_all(path_);
   }
   ~Folder() { std::filesystem::remove_all(path_); }
@@ -112,7 +113,8 @@ TEST(Trainer, BothPathsGiveTheSameBits) {
   EXPECT_FALSE(Bits(*score).empty());
 }
 
-// C5-04: neither packing nor micro-batch cuts nor recompute move a bit of logprob, loss or gradient.
+// C5-04: neither packing nor micro-batch cuts nor recompute move a bit of logprob, loss or
+// gradient.
 TEST(Trainer, CutsAndRecomputeMoveNoBit) {
   Options whole;
   const auto a = Make(whole);
@@ -136,7 +138,8 @@ TEST(Trainer, CutsAndRecomputeMoveNoBit) {
   EXPECT_EQ(GradientBits(*a), GradientBits(*c));
 }
 
-// C8-03: the gradient is the policy loss': none without an advantage, the negative for its negative.
+// C8-03: the gradient is the policy loss': none without an advantage, the negative for its
+// negative.
 TEST(Trainer, GradientFollowsTheAdvantage) {
   const auto t = Make();
   auto s = Sequences(static_cast<int>(t->model().config().vocab));
@@ -191,7 +194,8 @@ TEST(Trainer, RefusesMalformedSequences) {
   prompt[0].prompt_tokens = static_cast<int64_t>(prompt[0].tokens.size());
   EXPECT_EQ(t->Score(prompt, "theta0").status().code(), Code::kInvalidArgument);
   EXPECT_FALSE(t->Score({}, "theta0").ok());
-  EXPECT_EQ(t->Accumulate(s, Loss::kPolicy, {}, "theta0").status().code(), Code::kInvalidArgument);  // no old logprobs
+  EXPECT_EQ(t->Accumulate(s, Loss::kPolicy, {}, "theta0").status().code(),
+            Code::kInvalidArgument);  // no old logprobs
 }
 
 // C8-04: learning rate 0 changes no master; a step changes masters and deployed bytes.
@@ -208,8 +212,8 @@ TEST(Trainer, LearningRateZeroChangesNothing) {
   EXPECT_NE(*t->DeployedHash(), deployed);
 }
 
-// H15, T-08, A-09: steps of -3e-6 on 0.02001953125 move the f32 master at once, and the bf16 copy at
-// step 21, when the sum passes half a spacing of 2^-13.
+// H15, T-08, A-09: steps of -3e-6 on 0.02001953125 move the f32 master at once, and the bf16 copy
+// at step 21, when the sum passes half a spacing of 2^-13.
 TEST(Trainer, SmallStepsReachTheDeployedCopyLate) {
   Options options;
   options.max_gradient_norm = 0;
@@ -217,7 +221,8 @@ TEST(Trainer, SmallStepsReachTheDeployedCopyLate) {
   Train(t.get(), Sequences(static_cast<int>(t->model().config().vocab)));
   size_t at = 0;
   while (t->model().parameters()[at].name.find("layers.0.o") == std::string::npos) ++at;
-  for (Tensor& g : t->gradients().all()) std::memset(g.mutable_data(), 0, static_cast<size_t>(g.size_bytes()));
+  for (Tensor& g : t->gradients().all())
+    std::memset(g.mutable_data(), 0, static_cast<size_t>(g.size_bytes()));
   Tensor& gradient = t->gradients().all()[at];
   for (int64_t i = 0; i < gradient.elements(); ++i) {
     gradient.mutable_as<float>()[i] = 1.0f;
@@ -246,8 +251,8 @@ TEST(Trainer, NonFiniteGradientSkipsTheStep) {
   EXPECT_EQ(t->step(), 0);
 }
 
-// H19: saved and restored, the next steps have the bits of the run that was not interrupted; restored
-// without moments they have not.
+// H19: saved and restored, the next steps have the bits of the run that was not interrupted;
+// restored without moments they have not.
 TEST(Trainer, ContinuesFromACheckpointBitForBit) {
   Folder folder("tare-trainer-state");
   const auto a = Make();
@@ -256,7 +261,8 @@ TEST(Trainer, ContinuesFromACheckpointBitForBit) {
     Train(a.get(), s);
     ASSERT_TRUE(a->Apply(1e-3f).ok());
   }
-  const Status saved = SaveState(Env::Real(), a.get(), {.data_position = 10, .seed = 7}, folder.path());
+  const Status saved =
+      SaveState(Env::Real(), a.get(), {.data_position = 10, .seed = 7}, folder.path());
   ASSERT_TRUE(saved.ok()) << saved.ToString();
   EXPECT_EQ(SaveState(Env::Real(), a.get(), {}, folder.path()).code(), Code::kAlreadyExists);
   const auto b = Make();
@@ -267,7 +273,8 @@ TEST(Trainer, ContinuesFromACheckpointBitForBit) {
   EXPECT_EQ(StateHash(a.get()), StateHash(b.get()));
   const auto c = Make();
   ASSERT_TRUE(LoadState(Env::Real(), folder.path(), c.get()).ok());
-  for (Tensor& m : c->first_moments()) std::memset(m.mutable_data(), 0, static_cast<size_t>(m.size_bytes()));
+  for (Tensor& m : c->first_moments())
+    std::memset(m.mutable_data(), 0, static_cast<size_t>(m.size_bytes()));
   for (Trainer* t : {a.get(), b.get(), c.get()}) {
     Train(t, s);
     ASSERT_TRUE(t->Apply(1e-3f).ok());
@@ -294,10 +301,12 @@ TEST(Trainer, RefusesDamagedAndForeignCheckpoints) {
   ASSERT_TRUE(Env::Real()->WriteFileAtomic(file, good).ok());
   Options other;
   other.adamw.beta1 = 0.8f;
-  EXPECT_EQ(LoadState(Env::Real(), folder.path(), Make(other).get()).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(LoadState(Env::Real(), folder.path(), Make(other).get()).status().code(),
+            Code::kInvalidArgument);
   const std::string json = *Env::Real()->ReadFile(folder.path() + "/trainer.json");
   for (size_t n = 0; n < json.size() - 1; n += 40) {
-    ASSERT_TRUE(Env::Real()->WriteFileAtomic(folder.path() + "/trainer.json", json.substr(0, n)).ok());
+    ASSERT_TRUE(
+        Env::Real()->WriteFileAtomic(folder.path() + "/trainer.json", json.substr(0, n)).ok());
     EXPECT_FALSE(LoadState(Env::Real(), folder.path(), t.get()).ok()) << n;
   }
   EXPECT_EQ(StateHash(t.get()), before);
@@ -305,7 +314,8 @@ TEST(Trainer, RefusesDamagedAndForeignCheckpoints) {
   EXPECT_TRUE(LoadState(Env::Real(), folder.path(), t.get()).ok());
 }
 
-// Cross entropy on a repeated text goes down: the whole chain of loss, backward and optimizer works.
+// Cross entropy on a repeated text goes down: the whole chain of loss, backward and optimizer
+// works.
 TEST(Trainer, FinetuningLowersTheLoss) {
   const auto t = Make();
   const auto s = Sequences(static_cast<int>(t->model().config().vocab));

@@ -20,7 +20,8 @@ bool IsGenerated(const std::string& path) {
 
 // Every file that an archive may hold.
 std::set<std::string> Expected(const State& state) {
-  std::set<std::string> out = {std::string(kTaskFile), std::string(kLogFile), std::string(kLockFile)};
+  std::set<std::string> out = {std::string(kTaskFile), std::string(kLogFile),
+                               std::string(kLockFile)};
   for (const ArtifactRecord& a : state.artifacts) {
     out.insert(a.path);
     out.insert(a.path + std::string(kSidecarSuffix));
@@ -36,12 +37,14 @@ Result<std::vector<Finding>> CheckArchive(Env* env, const std::string& dir) {
   const State& state = view.state;
   std::vector<Finding> out;
   for (const Problem& p : state.problems) {
-    // The state refuses an artifact after its run's end, or outside of its folder; here is its name.
+    // The state refuses an artifact after its run's end, or outside of its folder; here is its
+    // name.
     if (p.message.find("after its run ended") != std::string::npos) {
       out.push_back({std::string(reason::kLateFile), fmt::format("event {}", p.seq), p.message});
     } else if (p.message.find("folder of its run") != std::string::npos ||
                p.message.find("an artifact lies at") != std::string::npos) {
-      out.push_back({std::string(reason::kMisplacedFile), fmt::format("event {}", p.seq), p.message});
+      out.push_back(
+          {std::string(reason::kMisplacedFile), fmt::format("event {}", p.seq), p.message});
     }
   }
   for (const RunRecord& run : state.runs) {
@@ -64,8 +67,8 @@ Result<std::vector<Finding>> CheckArchive(Env* env, const std::string& dir) {
     if (expected.count(e.path) != 0 || IsGenerated(e.path)) continue;
     const std::string name = e.path.substr(e.path.find_last_of('/') + 1);
     const auto [first, last] = by_name.equal_range({name, e.info.size_bytes});
-    const auto home =
-        std::find_if(first, last, [&](const auto& entry) { return present.count(entry.second) == 0; });
+    const auto home = std::find_if(
+        first, last, [&](const auto& entry) { return present.count(entry.second) == 0; });
     if (home != last) {
       out.push_back({std::string(reason::kMisplacedFile), Printable(e.path),
                      "it was recorded at " + home->second});

@@ -1,8 +1,8 @@
 #pragma once
 
 // Archiving a task (GEN-19, DOC-30): a copy that moves with all links intact, because every path in
-// it is relative to the task, and a check of the layout beyond what verification needs: no orphan, no
-// misplaced file, nothing added late.
+// it is relative to the task, and a check of the layout beyond what verification needs: no orphan,
+// no misplaced file, nothing added late.
 
 #include <string>
 #include <vector>

@@ -19,10 +19,10 @@ std::string_view ValueTypeName(ValueType type);
 
 // What a change of the key means (STOP-12, STOP-13, GEN-04). Only kCosmetic leaves evidence alone.
 enum class ConfigClass {
-  kContract,   // model, precision, parallelism, consistency target: amended only on record
+  kContract,  // model, precision, parallelism, consistency target: amended only on record
   kWorkload,
-  kNumeric,    // decides arithmetic
-  kUpdate,     // optimizer, loss, clipping
+  kNumeric,  // decides arithmetic
+  kUpdate,   // optimizer, loss, clipping
   kHardware,
   kAuthority,  // requester and reviewers
   kCosmetic,   // names, output paths, log level
@@ -49,8 +49,8 @@ std::string_view NearestKey(std::string_view key);
 // True for a class whose change makes dependent evidence stale.
 bool IsSemantic(ConfigClass c);
 
-// The one spelling of a value under its key's type ("8", "\"bf16\"", "100000.0", "[1,2]"), from JSON;
-// kInvalidArgument when type, range or choice do not fit.
+// The one spelling of a value under its key's type ("8", "\"bf16\"", "100000.0", "[1,2]"), from
+// JSON; kInvalidArgument when type, range or choice do not fit.
 Result<std::string> CanonicalValue(const KeySpec& spec, const Json& value);
 
 }  // namespace tare::workflow

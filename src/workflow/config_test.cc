@@ -18,7 +18,8 @@ Result<TaskConfig> Parse(const std::string& body) {
 TEST(TaskConfig, UnknownAndMalformedKeysAreErrorsThatSayWhere) {
   EXPECT_TRUE(Parse("[model]\nhidden_size = 64\n").ok());
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"[model]\nhiden_size = 64\n", "line 3: model.hiden_size: unknown key; the nearest known one is model.hidden_size"},
+      {"[model]\nhiden_size = 64\n",
+       "line 3: model.hiden_size: unknown key; the nearest known one is model.hidden_size"},
       {"[model]\nhidden_size = \"64\"\n", "line 3: model.hidden_size: a whole number"},
       {"[model]\nhidden_size = -1\n", "model.hidden_size"},
       {"[model]\nhidden_size = 1.5\n", "model.hidden_size"},
@@ -33,8 +34,10 @@ TEST(TaskConfig, UnknownAndMalformedKeysAreErrorsThatSayWhere) {
       {"model = 3\n", "model: unknown key"},
       {"[requester]\nkeys = [\"rsa\"]\n", "requester.keys"},
       {"[[reviewer]]\nperson = \"bob\"\n", "person, key and steps are needed"},
-      {"[[reviewer]]\nperson = \"bob\"\nkey = \"" + kBob.RawText() + "\"\nsteps = [\"C99\"]\n", "reviewer.steps"},
-      {"[[reviewer]]\nperson = \"bob\"\nkey = \"" + kBob.RawText() + "\"\nsteps = [\"C1\"]\nforce = true\n",
+      {"[[reviewer]]\nperson = \"bob\"\nkey = \"" + kBob.RawText() + "\"\nsteps = [\"C99\"]\n",
+       "reviewer.steps"},
+      {"[[reviewer]]\nperson = \"bob\"\nkey = \"" + kBob.RawText() +
+           "\"\nsteps = [\"C1\"]\nforce = true\n",
        "reviewer.force: unknown key"},
       {"[[reviewer]]\nperson = \"bob\"\nkey = \"" + kBob.RawText() +
            "\"\nsteps = [\"C1\"]\nvalid_until = \"tomorrow\"\n",
@@ -92,7 +95,8 @@ TEST(TaskConfig, UserOverRecipeOverRecoveredOverDefault) {  // GEN-08
     TaskConfig layers[4];
     for (int l = 0; l < 4; ++l) {
       for (int k = 0; k < 6; ++k) {
-        layers[l].values[ints[random() % ints.size()]] = {fmt::format("{}", random() % 3), names[l]};
+        layers[l].values[ints[random() % ints.size()]] = {fmt::format("{}", random() % 3),
+                                                          names[l]};
       }
     }
     const MergedConfig merged = MergeConfigs({&layers[0], &layers[1], &layers[2], &layers[3]});

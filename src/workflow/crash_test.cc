@@ -35,7 +35,8 @@ void Live(FaultEnv* env, std::vector<std::string>* acknowledged) {
   auto run = (*task)->StartRun(start);
   if (!run.ok()) return;
   note(**task);
-  for (const auto& [name, role] : {std::make_pair("config.json", Role::kConfig), {"r.jsonl", Role::kRaw}}) {
+  for (const auto& [name, role] :
+       {std::make_pair("config.json", Role::kConfig), {"r.jsonl", Role::kRaw}}) {
     if (!(*task)->AddBytes(*run, name, role, "{\"value\":1}\n").ok()) return;
     note(**task);
   }
@@ -47,7 +48,8 @@ void Live(FaultEnv* env, std::vector<std::string>* acknowledged) {
 }
 
 // What a restart finds must hold every acknowledged event, and every file that an event names.
-void CheckRestart(FaultEnv* env, const std::vector<std::string>& acknowledged, const std::string& where) {
+void CheckRestart(FaultEnv* env, const std::vector<std::string>& acknowledged,
+                  const std::string& where) {
   auto log = ReadLog(env, "t");
   if (!log.ok()) {
     EXPECT_TRUE(acknowledged.empty()) << where << ": " << log.status().ToString();
@@ -56,14 +58,16 @@ void CheckRestart(FaultEnv* env, const std::vector<std::string>& acknowledged, c
   ASSERT_TRUE(log->scan.broken.ok()) << where << ": " << log->scan.broken.ToString();
   std::set<std::string> found;
   for (const std::string_view line : log->scan.lines) found.insert(LineHash(line));
-  for (const std::string& hash : acknowledged) ASSERT_EQ(found.count(hash), 1u) << where << ": event lost";
+  for (const std::string& hash : acknowledged)
+    ASSERT_EQ(found.count(hash), 1u) << where << ": event lost";
   VerifyOptions options;
   options.threads = 1;
   auto before = VerifyTask(env, "t", options);
   ASSERT_TRUE(before.ok()) << where;
   if (!acknowledged.empty()) {
     for (const Finding& f : before->findings) {
-      EXPECT_TRUE(f.reason == "log-torn" || f.reason == "unrecorded-file" || f.reason == "generated-outdated")
+      EXPECT_TRUE(f.reason == "log-torn" || f.reason == "unrecorded-file" ||
+                  f.reason == "generated-outdated")
           << where << ": " << f.reason << " " << f.where << " " << f.message;
     }
   }
@@ -80,8 +84,9 @@ void CheckRestart(FaultEnv* env, const std::vector<std::string>& acknowledged, c
   const std::string live = (*task)->state().ToJson().dump();
   task->reset();
   auto after = VerifyTask(env, "t", options);
-  ASSERT_EQ(after->verdict, Verdict::kPass) << where << ": " << after->findings[0].reason << " "
-                                            << after->findings[0].where << " " << after->findings[0].message;
+  ASSERT_EQ(after->verdict, Verdict::kPass)
+      << where << ": " << after->findings[0].reason << " " << after->findings[0].where << " "
+      << after->findings[0].message;
   EXPECT_EQ(ReadTask(env, "t")->state.ToJson().dump(), live) << where;
 }
 
@@ -128,7 +133,8 @@ void CrashEverywhere(bool tear_renames) {
     CheckRestart(env.CrashLosingAll().get(), acknowledged, fmt::format("step {}, all lost", step));
     ++restarts;
   }
-  std::printf("%lld restarts over %lld steps\n", static_cast<long long>(restarts), static_cast<long long>(total));
+  std::printf("%lld restarts over %lld steps\n", static_cast<long long>(restarts),
+              static_cast<long long>(total));
 }
 
 TEST(Crash, AtEveryStepLosingUpToThreeUnsyncedWrites) { CrashEverywhere(false); }
@@ -167,7 +173,8 @@ TEST(Crash, AnArtifactCutAtEveryByteIsSeen) {
       const std::string bytes = *env.ReadFile(full);
       for (size_t cut = 0; cut < bytes.size(); cut += path == a.path ? 1 : 13) {
         ASSERT_TRUE(env.WriteFileAtomic(full, std::string_view(bytes).substr(0, cut)).ok());
-        EXPECT_EQ(VerifyTask(&env, dir / "t", options)->verdict, Verdict::kFail) << path << " cut at " << cut;
+        EXPECT_EQ(VerifyTask(&env, dir / "t", options)->verdict, Verdict::kFail)
+            << path << " cut at " << cut;
       }
       ASSERT_TRUE(env.WriteFileAtomic(full, bytes).ok());
     }
@@ -220,7 +227,9 @@ void KillMany(int kills) {
     once.quiet = true;
     ASSERT_TRUE(RecordCommand(Env::Real(), dir / "t", "ann", once).ok());
   }
-  const auto run_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count();
+  const auto run_us = std::chrono::duration_cast<std::chrono::microseconds>(
+                          std::chrono::steady_clock::now() - begin)
+                          .count();
   std::mt19937 random(7);
   size_t acknowledged = 0, lost = 0;
   std::string known;  // run IDs that a recorder was told about
@@ -248,7 +257,8 @@ void KillMany(int kills) {
     auto report = VerifyTask(&env, dir / "t");
     ASSERT_TRUE(report.ok());
     ASSERT_NE(report->verdict, Verdict::kFail)
-        << report->findings[0].reason << " " << report->findings[0].where << " " << report->findings[0].message;
+        << report->findings[0].reason << " " << report->findings[0].where << " "
+        << report->findings[0].message;
     auto view = ReadTask(&env, dir / "t");
     acknowledged = lost = 0;
     for (size_t at = 0; at + 37 <= known.size(); at += 37) {
@@ -266,11 +276,14 @@ void KillMany(int kills) {
     ASSERT_TRUE(run.ended || run.lost) << "a dead run still counts as open";
     lost += run.lost;
     Staleness s((*task)->state());
-    if (run.lost) { EXPECT_NE(AssessRun((*task)->state(), &s, run).verdict, Verdict::kPass); }
+    if (run.lost) {
+      EXPECT_NE(AssessRun((*task)->state(), &s, run).verdict, Verdict::kPass);
+    }
   }
   task->reset();
   EXPECT_EQ(VerifyTask(&env, dir / "t")->verdict, Verdict::kPass);
-  std::printf("%d kills: %zu runs acknowledged and kept, %zu lost and marked\n", kills, acknowledged, lost);
+  std::printf("%d kills: %zu runs acknowledged and kept, %zu lost and marked\n", kills,
+              acknowledged, lost);
 }
 
 TEST(Crash, KillNineAtRandomMoments) { KillMany(20); }
@@ -288,7 +301,8 @@ TEST(Crash, TwoWritersTakeTurns) {
       TestEnv own;
       for (int i = 0; i < 60; ++i) {
         auto task = OpenWaiting(&own, dir / "t", fmt::format("writer-{}", w));
-        if (!task.ok() || !(*task)->Refuse("x", "no-evidence", fmt::format("{}", i)).ok()) ::_exit(1);
+        if (!task.ok() || !(*task)->Refuse("x", "no-evidence", fmt::format("{}", i)).ok())
+          ::_exit(1);
       }
       ::_exit(0);
     }
@@ -317,7 +331,9 @@ TEST(Scale, SlowAHundredThousandArtifacts) {
   std::string run;
   for (int i = 0; i < 100000; ++i) {
     if (i % 1000 == 0) {
-      if (!run.empty()) { ASSERT_TRUE(task->EndRun(run, {0, 0, std::nullopt, {}}).ok()); }
+      if (!run.empty()) {
+        ASSERT_TRUE(task->EndRun(run, {0, 0, std::nullopt, {}}).ok());
+      }
       run = *task->StartRun(start);
     }
     std::snprintf(payload.data(), 32, "%d", i);
@@ -331,7 +347,8 @@ TEST(Scale, SlowAHundredThousandArtifacts) {
     for (int i = 0; i < 3; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       work();
-      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      best = std::min(
+          best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
     return best;
   };
@@ -347,10 +364,12 @@ TEST(Scale, SlowAHundredThousandArtifacts) {
     const auto timed = [&](double* best, const std::function<void()>& work) {
       const auto begin = std::chrono::steady_clock::now();
       work();
-      *best = std::min(*best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      *best = std::min(
+          *best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     };
     timed(&plain, [&] {
-      const std::string command = "find " + (dir / "t") + " -type f -print0 | xargs -0 sha256sum > /dev/null";
+      const std::string command =
+          "find " + (dir / "t") + " -type f -print0 | xargs -0 sha256sum > /dev/null";
       EXPECT_EQ(std::system(command.c_str()), 0);
     });
     for (const int threads : {0, 1}) {
@@ -363,8 +382,11 @@ TEST(Scale, SlowAHundredThousandArtifacts) {
       });
     }
   }
-  std::printf("status %.2f s; verify %.2f s (one thread %.2f s) of %.2f GB; sha256sum %.2f s: ratio %.2f (%.2f)\n",
-              status, verify, verify1, static_cast<double>(bytes) / 1e9, plain, plain / verify, plain / verify1);
+  std::printf(
+      "status %.2f s; verify %.2f s (one thread %.2f s) of %.2f GB; sha256sum %.2f s: ratio %.2f "
+      "(%.2f)\n",
+      status, verify, verify1, static_cast<double>(bytes) / 1e9, plain, plain / verify,
+      plain / verify1);
 }
 
 }  // namespace

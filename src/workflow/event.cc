@@ -74,11 +74,13 @@ Result<std::string> EncodeEvent(const Event& event) {
   if (!IsTime(event.time)) {
     return InvalidArgument("event time `{}` is not RFC 3339 UTC with nine decimals", event.time);
   }
-  if (!IsRunId(event.run_id)) return InvalidArgument("event run_id `{}` is no UUIDv7", event.run_id);
+  if (!IsRunId(event.run_id))
+    return InvalidArgument("event run_id `{}` is no UUIDv7", event.run_id);
   if (!IsType(event.type)) return InvalidArgument("event type `{}` is not [a-z-]+", event.type);
   if (!IsActor(event.actor)) {
-    return InvalidArgument("event actor `{}`: 1 to 256 printable bytes without quotes or backslashes",
-                           Printable(event.actor));
+    return InvalidArgument(
+        "event actor `{}`: 1 to 256 printable bytes without quotes or backslashes",
+        Printable(event.actor));
   }
   if (!IsHex64(event.prev)) return InvalidArgument("event prev is not 64 hex digits");
   if (!event.data.is_object()) return InvalidArgument("event data is not an object");
@@ -101,7 +103,8 @@ Result<std::string> EncodeEvent(const Event& event) {
 Result<Event> ParseEvent(std::string_view line, bool check_canonical) {
   const auto bad = [](std::string_view what) { return DataLoss("event: {}", what); };
   if (line.size() > kMaxEventBytes) return bad("the line is longer than an event may be");
-  if (line.size() < kSelfBytes + kPrevBytes + 20) return bad("the line is too short to be an event");
+  if (line.size() < kSelfBytes + kPrevBytes + 20)
+    return bad("the line is too short to be an event");
   const std::string_view tail = line.substr(line.size() - kSelfBytes);
   if (!tail.starts_with(kSelfKey) || !tail.ends_with("\"}") ||
       !IsHex64(tail.substr(kSelfKey.size(), 64))) {
@@ -110,9 +113,11 @@ Result<Event> ParseEvent(std::string_view line, bool check_canonical) {
   const std::string_view before = line.substr(0, line.size() - kSelfBytes);
   Event event;
   event.self = tail.substr(kSelfKey.size(), 64);
-  if (Hex(Sha256Of(before)) != event.self) return bad("`self` does not match the bytes of the line");
+  if (Hex(Sha256Of(before)) != event.self)
+    return bad("`self` does not match the bytes of the line");
   const std::string_view prev = before.substr(before.size() - kPrevBytes);
-  if (!prev.starts_with(kPrevKey) || prev.back() != '"' || !IsHex64(prev.substr(kPrevKey.size(), 64))) {
+  if (!prev.starts_with(kPrevKey) || prev.back() != '"' ||
+      !IsHex64(prev.substr(kPrevKey.size(), 64))) {
     return bad("`prev` of 64 hex digits must stand before `self`");
   }
   event.prev = prev.substr(kPrevKey.size(), 64);
@@ -124,7 +129,8 @@ Result<Event> ParseEvent(std::string_view line, bool check_canonical) {
     return bad("`run_id` is not a UUIDv7");
   }
   if (!TakeString(rest, ",\"type\":\"", type) || !IsType(type)) return bad("`type` is malformed");
-  if (!TakeString(rest, ",\"actor\":\"", actor) || !IsActor(actor)) return bad("`actor` is malformed");
+  if (!TakeString(rest, ",\"actor\":\"", actor) || !IsActor(actor))
+    return bad("`actor` is malformed");
   constexpr std::string_view kData = ",\"data\":";
   if (!rest.starts_with(kData)) return bad("`data` must follow `actor`");
   rest.remove_prefix(kData.size());
@@ -179,7 +185,8 @@ LogScan ScanLog(std::string_view bytes) {
       } else if (Hex(Sha256Of(before)) != self) {
         why = "was changed: `self` does not match its bytes";
       } else if (!TakeSeq(front, number) || number != seq) {
-        why = fmt::format("has another number in `seq`; {} was due (deleted, added or moved line)", seq);
+        why = fmt::format("has another number in `seq`; {} was due (deleted, added or moved line)",
+                          seq);
       } else if (prev != scan.head) {
         why = "does not follow the line before it: `prev` differs";
       }
@@ -215,7 +222,8 @@ Result<Checkpoint> ParseCheckpoint(std::string_view text) {
   }
   Checkpoint out;
   if (lines.size() != 3 || !text.empty()) {
-    return InvalidArgument("checkpoint: three lines are needed: task ID, number of events, head hash");
+    return InvalidArgument(
+        "checkpoint: three lines are needed: task ID, number of events, head hash");
   }
   if (!IsRunId(lines[0])) return InvalidArgument("checkpoint line 1: a task ID (UUIDv7) is needed");
   const auto [end, error] =

@@ -6,8 +6,8 @@
 //   {"seq":0,"time":"...Z","run_id":"...","type":"...","actor":"...","data":{...},"prev":"...","self":"..."}
 //
 // `self` is the SHA-256 of the line's bytes before `,"self":`; `prev` that of the whole previous
-// line without its newline (64 zeros for the first). The encoding is canonical: an event has exactly
-// one spelling, so a parser that accepts a line accepts no second one for the same event.
+// line without its newline (64 zeros for the first). The encoding is canonical: an event has
+// exactly one spelling, so a parser that accepts a line accepts no second one for the same event.
 
 #include <cstdint>
 #include <string>

@@ -82,8 +82,8 @@ Result<std::unique_ptr<EventLog>> EventLog::Open(Env* env, const std::string& ta
   return log;
 }
 
-// Records every torn line that lies aside without an event naming it: the present one, and one whose
-// recovery was itself cut short.
+// Records every torn line that lies aside without an event naming it: the present one, and one
+// whose recovery was itself cut short.
 Status EventLog::SetAside() {
   TARE_ASSIGN_OR_RETURN(const std::vector<std::string> names, env_->List(dir_));
   for (const std::string& name : names) {

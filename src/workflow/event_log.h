@@ -3,9 +3,9 @@
 // The event log as a file: one writer, an append acknowledged only when it is on the device, and
 // recovery of what a crash leaves (docs/formats/events.md).
 //
-// Promise: an append that returned ok is there after any crash. An append that returned an error, or
-// never returned, is there whole or not at all, and never half. Not promised: that a log cut back
-// to an earlier whole line is noticed without an outside checkpoint.
+// Promise: an append that returned ok is there after any crash. An append that returned an error,
+// or never returned, is there whole or not at all, and never half. Not promised: that a log cut
+// back to an earlier whole line is noticed without an outside checkpoint.
 
 #include <functional>
 #include <memory>
@@ -36,14 +36,16 @@ class EventLog {
   // Creates a new log in an existing directory: kAlreadyExists when there is one. Holds the lock.
   static Result<std::unique_ptr<EventLog>> Create(Env* env, const std::string& task_dir,
                                                   std::string actor);
-  // Opens for writing. Takes the writer lock (kPrecondition while another holds it); sets a torn last
-  // line aside as events.torn-* and says so in an event `recovered`; a break inside is kDataLoss.
+  // Opens for writing. Takes the writer lock (kPrecondition while another holds it); sets a torn
+  // last line aside as events.torn-* and says so in an event `recovered`; a break inside is
+  // kDataLoss.
   static Result<std::unique_ptr<EventLog>> Open(Env* env, const std::string& task_dir,
                                                 std::string actor);
 
   // Returns the event as written, after fsync. After a failed append the log refuses further ones:
   // open it again, which finds out what the device holds.
-  // `check`, when given, sees the finished event first; its error is returned and nothing is written.
+  // `check`, when given, sees the finished event first; its error is returned and nothing is
+  // written.
   Result<Event> Append(const EventDraft& draft,
                        const std::function<Status(const Event&)>& check = nullptr);
 

@@ -1,5 +1,5 @@
-// Any bytes as an event log: the scan stays inside them, and what it accepts as an event has exactly
-// that one spelling.
+// Any bytes as an event log: the scan stays inside them, and what it accepts as an event has
+// exactly that one spelling.
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
-// GEN-14: the event log is a hash chain; deleting, editing or reordering any record is detected, and
-// what a crash leaves is recovered without losing anything acknowledged.
+// GEN-14: the event log is a hash chain; deleting, editing or reordering any record is detected,
+// and what a crash leaves is recovered without losing anything acknowledged.
 
 #include "workflow/event.h"
 
@@ -93,8 +93,13 @@ TEST(Event, RefusesFieldsWithoutCanonicalSpelling) {
            [](Event& e) { e.time = "2026-01-02T03:04:05Z"; }, [](Event& e) { e.actor = "a\"b"; },
            [](Event& e) { e.actor = "a\x1b[31m"; }, [](Event& e) { e.actor = ""; },
            [](Event& e) { e.type = "No Such"; }, [](Event& e) { e.run_id = "x"; },
-           [](Event& e) { e.data = {{"x", 0.5}}; }, [](Event& e) { e.data = Json::array(); },
-           [](Event& e) { e.data = {{"x", std::string(5 << 20, 'a')}}; },
+           [](Event& e) {
+             e.data = {{"x", 0.5}};
+           },
+           [](Event& e) { e.data = Json::array(); },
+           [](Event& e) {
+             e.data = {{"x", std::string(5 << 20, 'a')}};
+           },
            [](Event& e) { e.prev = "00"; }}) {
     Event bad = event;
     change(bad);
@@ -161,8 +166,8 @@ TEST(EventLog, CutAtEveryByteRecoversEveryAcknowledgedEvent) {
   for (size_t cut = 0; cut <= good.size(); ++cut) {
     TempDir at;
     WriteLog(&env, at.path(), std::string_view(good).substr(0, cut));
-    const size_t whole = static_cast<size_t>(std::count_if(ends.begin(), ends.end(),
-                                                           [&](size_t e) { return e <= cut; }));
+    const size_t whole = static_cast<size_t>(
+        std::count_if(ends.begin(), ends.end(), [&](size_t e) { return e <= cut; }));
     const bool torn = whole == 0 ? cut > 0 : cut > ends[whole - 1];
     auto log = EventLog::Open(&env, at.path(), "tester");
     ASSERT_TRUE(log.ok()) << cut << ": " << log.status().ToString();
@@ -280,8 +285,8 @@ TEST(Checkpoint, ThreeLinesAndNothingElse) {
   EXPECT_EQ(back->head, c.head);
   const std::string text = EncodeCheckpoint(c);
   for (const std::string& bad :
-       {std::string(), text + "x\n", text.substr(0, 40), fmt::format("x{}", text), std::string("\n\n\n"),
-        "01890000-0000-7000-8000-000000000001\n012\n" + c.head + "\n",
+       {std::string(), text + "x\n", text.substr(0, 40), fmt::format("x{}", text),
+        std::string("\n\n\n"), "01890000-0000-7000-8000-000000000001\n012\n" + c.head + "\n",
         "01890000-0000-7000-8000-000000000001\n-1\n" + c.head + "\n"}) {
     EXPECT_FALSE(ParseCheckpoint(bad).ok()) << bad;
   }
@@ -289,9 +294,11 @@ TEST(Checkpoint, ThreeLinesAndNothingElse) {
 
 TEST(Layout, HostileNamesAreRefused) {
   EXPECT_TRUE(CheckRelativePath("C5/a b/ü.json").ok());
-  for (const std::string bad :
-       {"", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".", "a\\b", "a\nb", "a\x1b[31mb", "a\x7f",
-        "\xff\xfe", "a\xe2\x80\xae" "b", "\xc0\xaf"}) {
+  for (const std::string bad : {"", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".", "a\\b",
+                                "a\nb", "a\x1b[31mb", "a\x7f", "\xff\xfe",
+                                "a\xe2\x80\xae"
+                                "b",
+                                "\xc0\xaf"}) {
     EXPECT_FALSE(CheckRelativePath(bad).ok()) << Printable(bad);
   }
   EXPECT_FALSE(CheckRelativePath(std::string("a\0b", 3)).ok());
@@ -299,9 +306,8 @@ TEST(Layout, HostileNamesAreRefused) {
   const std::string run = "01890000-0000-7000-8000-000000000001";
   ASSERT_TRUE(ParseArtifactPath("C5/" + run + "/out/x.bin").ok());
   EXPECT_EQ(LogicalName(*ParseArtifactPath("C5/" + run + "/out/x.bin")), "C5/out/x.bin");
-  for (const char* bad :
-       {"C11/{}/x", "C5/x", "C5/notarun/x", "C5/{}", "C5/{}/x.intoto.jsonl", "C5/{}/heartbeat",
-        "C5/{}/../x"}) {
+  for (const char* bad : {"C11/{}/x", "C5/x", "C5/notarun/x", "C5/{}", "C5/{}/x.intoto.jsonl",
+                          "C5/{}/heartbeat", "C5/{}/../x"}) {
     const std::string path = fmt::format(fmt::runtime(bad), run);
     EXPECT_FALSE(ParseArtifactPath(path).ok()) << path;
   }

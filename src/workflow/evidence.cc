@@ -28,8 +28,8 @@ constexpr std::array<std::string_view, 10> kKindTexts = {
 constexpr std::array<std::string_view, 6> kRoleNames = {"config",     "identity", "raw",
                                                         "conclusion", "material", "review"};
 constexpr std::array<std::string_view, 10> kDependencyNames = {
-    "code", "contract", "config", "image", "weights", "tokens", "hardware", "tool", "threshold",
-    "artifact"};
+    "code",   "contract", "config", "image",     "weights",
+    "tokens", "hardware", "tool",   "threshold", "artifact"};
 
 template <size_t N>
 std::optional<size_t> IndexOf(const std::array<std::string_view, N>& names, std::string_view name) {
@@ -55,7 +55,8 @@ std::optional<std::string> EmptySafetensors(std::string_view bytes) {
     return "holds only zeros: a buffer that nothing was written to";
   }
   for (const auto& [name, tensor] : header->items()) {
-    if (!name.ends_with("mask") || !tensor.is_object() || !tensor.contains("data_offsets")) continue;
+    if (!name.ends_with("mask") || !tensor.is_object() || !tensor.contains("data_offsets"))
+      continue;
     const Json& offsets = tensor.at("data_offsets");
     if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
         !offsets[1].is_number_unsigned()) {
@@ -154,8 +155,8 @@ Result<Conclusion> Conclusion::FromJson(const Json& json) {
       }
       has_schema = true;
     } else if (key == "verdict") {
-      const auto verdict = value.is_string() ? ParseVerdict(value.get_ref<const std::string&>())
-                                             : std::nullopt;
+      const auto verdict =
+          value.is_string() ? ParseVerdict(value.get_ref<const std::string&>()) : std::nullopt;
       if (!verdict) return InvalidArgument("conclusion: verdict is not one of the seven verdicts");
       out.verdict = *verdict;
       has_verdict = true;
@@ -176,13 +177,15 @@ Result<Conclusion> Conclusion::FromJson(const Json& json) {
             !item.contains("text") || !item.at("id").is_string() || !item.at("text").is_string()) {
           return InvalidArgument("conclusion: an inference has strings `id` and `text`");
         }
-        out.inferences.push_back({item.at("id").get<std::string>(), item.at("text").get<std::string>()});
+        out.inferences.push_back(
+            {item.at("id").get<std::string>(), item.at("text").get<std::string>()});
       }
     } else if (key != "detail") {  // `detail` is free-form, for people and for the gate's reader
       return InvalidArgument("conclusion: unknown key {}", Printable(key));
     }
   }
-  if (!has_schema || !has_verdict) return InvalidArgument("conclusion: schema or verdict is missing");
+  if (!has_schema || !has_verdict)
+    return InvalidArgument("conclusion: schema or verdict is missing");
   if (out.verdict == Verdict::kPass && out.scope.empty()) {
     return InvalidArgument("conclusion: a pass without scope would be read as universal");
   }
@@ -221,7 +224,8 @@ std::optional<std::string> EmptinessOf(std::string_view name, std::string_view b
   if (bytes.size() > 1 && OneByteThroughout(bytes)) return "holds one byte value throughout";
   if (name.ends_with(".json")) {
     auto json = ParseJson(bytes);
-    if (json.ok() && (json->is_null() || ((json->is_object() || json->is_array()) && json->empty()))) {
+    if (json.ok() &&
+        (json->is_null() || ((json->is_object() || json->is_array()) && json->empty()))) {
       return "holds an empty JSON value";
     }
   }

@@ -45,14 +45,24 @@ enum class Role : uint8_t {
   kMaterial,    // anything else worth keeping
   kReview,      // review bundle, statement or signature
 };
-std::string_view RoleName(Role role);  // "config", "identity", "raw", "conclusion", "material", "review"
+std::string_view RoleName(
+    Role role);  // "config", "identity", "raw", "conclusion", "material", "review"
 std::optional<Role> ParseRole(std::string_view name);
 
 // A typed input of a run. `name` says which one ("src/ops/attention.cu", "precision.kv_cache",
 // "C2/proxy.json"); `digest` is 64 hex digits. `artifact` is the only transitive type: its name is
 // the logical name of another run's artifact.
 enum class DependencyType : uint8_t {
-  kCode, kContract, kConfig, kImage, kWeights, kTokens, kHardware, kTool, kThreshold, kArtifact,
+  kCode,
+  kContract,
+  kConfig,
+  kImage,
+  kWeights,
+  kTokens,
+  kHardware,
+  kTool,
+  kThreshold,
+  kArtifact,
 };
 std::string_view DependencyTypeName(DependencyType type);
 std::optional<DependencyType> ParseDependencyType(std::string_view name);
@@ -88,7 +98,8 @@ struct Conclusion {
 };
 
 // Why these bytes cannot be a raw result (CHEAP-13), or nothing: empty, a header without data, one
-// value throughout, every mask position off. Looks inside safetensors; other formats by their bytes.
+// value throughout, every mask position off. Looks inside safetensors; other formats by their
+// bytes.
 std::optional<std::string> EmptinessOf(std::string_view name, std::string_view bytes);
 
 }  // namespace tare::workflow

@@ -52,8 +52,8 @@ std::vector<BoardLine> Board(const State& state, Staleness* staleness) {
       ++line.runs;
       const EvidenceStatus status = AssessRun(state, staleness, run);
       // The latest word counts; a run that never came to one does not undo a pass before it.
-      const bool says_something = status.verdict == Verdict::kPass ||
-                                  (run.conclusion && run.superseded_by.empty());
+      const bool says_something =
+          status.verdict == Verdict::kPass || (run.conclusion && run.superseded_by.empty());
       if (says_something || line.verdict != Verdict::kPass) {
         line.verdict = status.verdict;
         line.reason = status.reason;
@@ -134,13 +134,15 @@ std::string RenderStepIndex(const State& state, Staleness* staleness, const std:
                        : run.exit_code ? fmt::format("{}", *run.exit_code)
                                        : "-";
     if (!run.kind) {
-      out += fmt::format("| {} | review |  |  |  | {} | {} |\n", run.id, exit, run.artifacts.size());
+      out +=
+          fmt::format("| {} | review |  |  |  | {} | {} |\n", run.id, exit, run.artifacts.size());
       continue;
     }
     const EvidenceStatus status = AssessRun(state, staleness, run);
-    out += fmt::format("| {} | {} | {} | {} | {} | {} | {} |\n", run.id, EvidenceKindName(*run.kind),
-                       Cell(run.candidate), VerdictName(status.verdict), Cell(status.reason), exit,
-                       run.artifacts.size());
+    out +=
+        fmt::format("| {} | {} | {} | {} | {} | {} | {} |\n", run.id, EvidenceKindName(*run.kind),
+                    Cell(run.candidate), VerdictName(status.verdict), Cell(status.reason), exit,
+                    run.artifacts.size());
   }
   return out;
 }

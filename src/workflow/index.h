@@ -1,8 +1,8 @@
 #pragma once
 
 // Generated pages: index.md of the task and of each step (GEN-17), and the board of steps that
-// `tare status` shows. Pure functions of the state, so that a page can be made again from the log and
-// compared: a hand edit shows. docs/formats/task.md.
+// `tare status` shows. Pure functions of the state, so that a page can be made again from the log
+// and compared: a hand edit shows. docs/formats/task.md.
 
 #include <optional>
 #include <string>

@@ -48,7 +48,8 @@ Json LedgerChange::ToJson() const {
                            {"now", l.now}});
   }
   for (const WithdrawnInference& w : withdrawn) {
-    out["withdrawn"].push_back({{"id", w.id}, {"text", w.text}, {"run", w.run_id}, {"rule", w.rule}});
+    out["withdrawn"].push_back(
+        {{"id", w.id}, {"text", w.text}, {"run", w.run_id}, {"rule", w.rule}});
   }
   return out;
 }
@@ -148,9 +149,11 @@ StepLists ListsOf(const State& state, Staleness* staleness, const std::string& s
     if (status.verdict == Verdict::kPass) {
       e.passed = true;
     } else if ((failed || crashed) && e.failed.empty()) {
-      e.failed = fmt::format("{} in run {}", failed ? run.conclusion->reason : status.reason, run.id);
+      e.failed =
+          fmt::format("{} in run {}", failed ? run.conclusion->reason : status.reason, run.id);
     }
-    if (status.verdict != Verdict::kPass) e.unverified = fmt::format("{} in run {}", status.reason, run.id);
+    if (status.verdict != Verdict::kPass)
+      e.unverified = fmt::format("{} in run {}", status.reason, run.id);
   }
   StepLists out;
   std::vector<std::string> confirmed;
@@ -167,7 +170,8 @@ StepLists ListsOf(const State& state, Staleness* staleness, const std::string& s
   }
   for (const std::string& name : order) {
     const Entry& e = entries[name];
-    const bool is_confirmed = std::find(confirmed.begin(), confirmed.end(), name) != confirmed.end();
+    const bool is_confirmed =
+        std::find(confirmed.begin(), confirmed.end(), name) != confirmed.end();
     if (e.passed && !is_confirmed) out.candidates.push_back(name);
     if (!e.failed.empty()) out.failed.push_back(name + ": " + e.failed);
     if (!e.passed && !e.unverified.empty()) out.unverified.push_back(name + ": " + e.unverified);

@@ -1,8 +1,8 @@
 #pragma once
 
-// Candidates, and what carries over between them (DOC-11): after a change of code, image, backend or
-// weights, which evidence is kept, which is lost under which rule, which inferences fall with it.
-// Also the four lists of a step's index (GEN-17).
+// Candidates, and what carries over between them (DOC-11): after a change of code, image, backend
+// or weights, which evidence is kept, which is lost under which rule, which inferences fall with
+// it. Also the four lists of a step's index (GEN-17).
 
 #include <string>
 #include <vector>
@@ -37,8 +37,8 @@ struct LedgerChange {
   std::vector<WithdrawnInference> withdrawn;
   Json ToJson() const;
 };
-// What of the passed evidence of candidate `from` holds for one with these inputs. A dependency that
-// `to` does not name is unknown and counts as changed.
+// What of the passed evidence of candidate `from` holds for one with these inputs. A dependency
+// that `to` does not name is unknown and counts as changed.
 LedgerChange CompareCandidates(const State& state, const std::string& from,
                                const std::vector<Dependency>& to);
 

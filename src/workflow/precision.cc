@@ -26,14 +26,16 @@ std::vector<std::string> PrecisionsOf(const std::string& hardware) {
   return {};
 }
 
-PrecisionChoice ChooseLowPrecision(const std::string& hardware, const std::vector<std::string>& paths,
+PrecisionChoice ChooseLowPrecision(const std::string& hardware,
+                                   const std::vector<std::string>& paths,
                                    const std::string& wanted) {
   const std::vector<std::string> offered = PrecisionsOf(hardware);
   const std::string facts =
       fmt::format("{} executes {}; kernel paths here: {}", hardware, Join(offered), Join(paths));
   if (!wanted.empty()) {
     if (Has(offered, wanted) && Has(paths, wanted)) return {wanted, "the user's choice; " + facts};
-    return {"none", fmt::format("the user's choice {} does not fit and is not replaced; {}", wanted, facts)};
+    return {"none", fmt::format("the user's choice {} does not fit and is not replaced; {}", wanted,
+                                facts)};
   }
   // The most precise of those that fit: a lower one is for the user to choose.
   for (auto r = offered.rbegin(); r != offered.rend(); ++r) {

@@ -16,7 +16,8 @@ struct PrecisionChoice {
 // `hardware`: "sm90", "sm100", "cpu", ... (unknown ones execute nothing). `paths`: recipes with a
 // kernel path for this model, in any order. `wanted`: the user's choice, empty when there is none;
 // one that does not fit gives "none" with the reason and is never replaced by another.
-PrecisionChoice ChooseLowPrecision(const std::string& hardware, const std::vector<std::string>& paths,
+PrecisionChoice ChooseLowPrecision(const std::string& hardware,
+                                   const std::vector<std::string>& paths,
                                    const std::string& wanted = "");
 // Recipes that the hardware executes natively, least to most precise.
 std::vector<std::string> PrecisionsOf(const std::string& hardware);

@@ -25,11 +25,15 @@ TEST(Precision, TheChoiceIsAlwaysInBothSetsOrNone) {
       for (const std::string wanted : {"", "fp8-block", "unheard-of"}) {
         const PrecisionChoice c = ChooseLowPrecision(hardware, paths, wanted);
         EXPECT_FALSE(c.rationale.empty());
-        if (wanted.empty()) { EXPECT_EQ(c.recipe != "none", any); }
+        if (wanted.empty()) {
+          EXPECT_EQ(c.recipe != "none", any);
+        }
         if (c.recipe == "none") continue;
         EXPECT_NE(std::find(offered.begin(), offered.end(), c.recipe), offered.end());
         EXPECT_NE(std::find(paths.begin(), paths.end(), c.recipe), paths.end());
-        if (!wanted.empty()) { EXPECT_EQ(c.recipe, wanted); }
+        if (!wanted.empty()) {
+          EXPECT_EQ(c.recipe, wanted);
+        }
       }
     }
   }

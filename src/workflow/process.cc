@@ -72,8 +72,9 @@ LivenessReport CheckLiveness(Env* env, const RunRecord& run, const std::string& 
 
 std::string CurrentActor() {
   const passwd* entry = ::getpwuid(::getuid());
-  std::string name = entry != nullptr && entry->pw_name[0] != '\0' ? entry->pw_name
-                                                                    : fmt::format("uid-{}", ::getuid());
+  std::string name = entry != nullptr && entry->pw_name[0] != '\0'
+                         ? entry->pw_name
+                         : fmt::format("uid-{}", ::getuid());
   name = Printable(name);
   std::erase_if(name, [](char c) { return c == '"' || c == '\\'; });
   return name;

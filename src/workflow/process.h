@@ -1,7 +1,7 @@
 #pragma once
 
-// Who runs a run: pid, its start time and the boot make a process unmistakable, so that lost, failed
-// and running are told apart also after the pid was given to someone else.
+// Who runs a run: pid, its start time and the boot make a process unmistakable, so that lost,
+// failed and running are told apart also after the pid was given to someone else.
 
 #include <cstdint>
 #include <optional>
@@ -27,8 +27,8 @@ struct LivenessReport {
   Liveness liveness = Liveness::kLost;
   std::string why;
 };
-// On this host and boot the process itself decides; elsewhere the heartbeat file in `run_dir`, which
-// must be younger than three periods.
+// On this host and boot the process itself decides; elsewhere the heartbeat file in `run_dir`,
+// which must be younger than three periods.
 LivenessReport CheckLiveness(Env* env, const RunRecord& run, const std::string& run_dir);
 
 // "ann": the account that runs this program, made safe for the log.

@@ -86,7 +86,8 @@ Result<Dependency> ParseDepends(const State& state, const std::string& text) {
       auto path = ParseArtifactPath(a->path);
       if (path.ok() && LogicalName(*path) == name) return Dependency{*type, name, a->sha256};
     }
-    return Error(Code::kNotFound, "--depends {}: no artifact of that name is recorded", Printable(text));
+    return Error(Code::kNotFound, "--depends {}: no artifact of that name is recorded",
+                 Printable(text));
   }
   if (equals == std::string::npos) {
     return InvalidArgument("--depends {}: =SHA256 is missing", Printable(text));
@@ -118,8 +119,8 @@ Result<std::vector<Dependency>> Dependencies(Env* env, const State& state,
     for (const std::string& key : config_keys) {
       if (key == "none") continue;
       if (FindKey(key) == nullptr) {
-        return InvalidArgument("--config-key {}: unknown; the nearest known one is {}", Printable(key),
-                               NearestKey(key));
+        return InvalidArgument("--config-key {}: unknown; the nearest known one is {}",
+                               Printable(key), NearestKey(key));
       }
       out.push_back({DependencyType::kConfig, key, config.KeyDigest(key)});
     }
@@ -139,7 +140,8 @@ Result<std::string> RunConfig(Env* env, const State& state, const std::vector<st
   Json scripts = Json::array();
   for (size_t i = 0; i < command.size(); ++i) {
     auto info = env->Stat(command[i]);
-    if (!info.ok() || info->kind != FileInfo::Kind::kFile || info->size_bytes > (16 << 20)) continue;
+    if (!info.ok() || info->kind != FileInfo::Kind::kFile || info->size_bytes > (16 << 20))
+      continue;
     TARE_ASSIGN_OR_RETURN(const std::string digest, HashPath(env, command[i]));
     scripts.push_back({{"argument", i}, {"sha256", digest}});
   }
@@ -201,7 +203,8 @@ struct Pipe {
     const ssize_t n = ::read(from, buffer, sizeof(buffer));
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) return true;
     if (n <= 0) return false;
-    if (Status s = file->Append({buffer, static_cast<size_t>(n)}); !s.ok() && failed.ok()) failed = s;
+    if (Status s = file->Append({buffer, static_cast<size_t>(n)}); !s.ok() && failed.ok())
+      failed = s;
     for (ssize_t at = 0; to >= 0 && at < n;) {
       const ssize_t w = ::write(to, buffer + at, static_cast<size_t>(n - at));
       if (w <= 0) break;  // nobody reads our output any more: the file still gets it
@@ -230,19 +233,20 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
   int fds[2][2];
   const char* names[2] = {"/stdout.txt", "/stderr.txt"};
   for (int i = 0; i < 2; ++i) {
-    TARE_ASSIGN_OR_RETURN(pipes[i].file, env->OpenWritable(run_dir + names[i], Env::Mode::kExclusive));
+    TARE_ASSIGN_OR_RETURN(pipes[i].file,
+                          env->OpenWritable(run_dir + names[i], Env::Mode::kExclusive));
     if (::pipe2(fds[i], O_CLOEXEC) != 0) return Errno("pipe", names[i], errno);
     pipes[i].from = fds[i][0];
     pipes[i].to = options.quiet ? -1 : i + 1;
   }
   // Everything that allocates happens before the fork.
-  std::vector<std::string> variables = {"TARE_TASK=" + AbsolutePath(task_dir), "TARE_STEP=" + options.step,
-                                        "TARE_RUN_ID=" + run_id,
+  std::vector<std::string> variables = {"TARE_TASK=" + AbsolutePath(task_dir),
+                                        "TARE_STEP=" + options.step, "TARE_RUN_ID=" + run_id,
                                         "TARE_OUT=" + AbsolutePath(run_dir) + "/out"};
   for (char** e = environ; *e != nullptr; ++e) {
     const std::string_view v = *e;
-    if (!v.starts_with("TARE_TASK=") && !v.starts_with("TARE_STEP=") && !v.starts_with("TARE_RUN_ID=") &&
-        !v.starts_with("TARE_OUT=")) {
+    if (!v.starts_with("TARE_TASK=") && !v.starts_with("TARE_STEP=") &&
+        !v.starts_with("TARE_RUN_ID=") && !v.starts_with("TARE_OUT=")) {
       variables.emplace_back(v);
     }
   }
@@ -257,7 +261,8 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
     return Error(Code::kNotFound, "{}: no such command", Printable(options.command[0]));
   }
   char resolved[PATH_MAX] = {};
-  if (::realpath(executable.c_str(), resolved) == nullptr) return Errno("realpath", executable, errno);
+  if (::realpath(executable.c_str(), resolved) == nullptr)
+    return Errno("realpath", executable, errno);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return Errno("fork", options.command[0], errno);
@@ -309,10 +314,15 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
       if (open[i]) polls[count++] = {pipes[i].from, POLLIN, 0};
     }
     // A grandchild may hold the pipes open after the command itself has ended.
-    if (::poll(polls, count, exited ? 200 : now - start < 20'000'000 ? 0 : now - start < 300'000'000 ? 2 : 20) > 0) {
+    if (::poll(polls, count,
+               exited                      ? 200
+               : now - start < 20'000'000  ? 0
+               : now - start < 300'000'000 ? 2
+                                           : 20) > 0) {
       for (int i = 0; i < 2; ++i) {
         for (nfds_t k = 0; k < count; ++k) {
-          if (open[i] && polls[k].fd == pipes[i].from && polls[k].revents != 0) open[i] = pipes[i].Pump();
+          if (open[i] && polls[k].fd == pipes[i].from && polls[k].revents != 0)
+            open[i] = pipes[i].Pump();
         }
       }
     } else if (exited) {
@@ -350,7 +360,8 @@ Result<std::string> HashPath(Env* env, const std::string& path) {
   std::string lines;
   for (const TreeEntry& e : tree) {
     if (e.info.kind != FileInfo::Kind::kFile) {
-      return InvalidArgument("{}: a link or device inside a folder has no digest", Printable(e.path));
+      return InvalidArgument("{}: a link or device inside a folder has no digest",
+                             Printable(e.path));
     }
     TARE_ASSIGN_OR_RETURN(const auto file, env->OpenReadable(JoinPath(path, e.path)));
     lines += Hex(Sha256Of(file->bytes())) + "  " + e.path + "\n";
@@ -358,8 +369,8 @@ Result<std::string> HashPath(Env* env, const std::string& path) {
   return Hex(Sha256Of(lines));
 }
 
-Result<std::unique_ptr<Task>> OpenWaiting(Env* env, const std::string& dir, const std::string& actor,
-                                          int64_t wait_s) {
+Result<std::unique_ptr<Task>> OpenWaiting(Env* env, const std::string& dir,
+                                          const std::string& actor, int64_t wait_s) {
   const int64_t end = env->MonotonicNs() + wait_s * 1'000'000'000;
   while (true) {
     auto task = Task::Open(env, dir, actor);
@@ -425,8 +436,9 @@ Json ExecutionIdentity(Env* env, const std::vector<std::string>& command,
     if (equals == std::string_view::npos) continue;
     const std::string key(entry.substr(0, equals));
     bool keep = key == "PATH" || key == "LD_LIBRARY_PATH" || key == "LD_PRELOAD";
-    for (const char* prefix : {"TARE_", "CUDA_", "NCCL_", "OMP_", "MKL_", "VLLM_", "SGLANG_", "TORCH_",
-                               "PYTORCH_", "CUBLAS_", "NVTE_", "OPENBLAS_", "HIP_", "TRITON_"}) {
+    for (const char* prefix :
+         {"TARE_", "CUDA_", "NCCL_", "OMP_", "MKL_", "VLLM_", "SGLANG_", "TORCH_", "PYTORCH_",
+          "CUBLAS_", "NVTE_", "OPENBLAS_", "HIP_", "TRITON_"}) {
       keep = keep || key.starts_with(prefix);
     }
     for (const char* secret : {"TOKEN", "KEY", "SECRET", "PASSWORD"}) {
@@ -462,9 +474,8 @@ Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::
     TARE_ASSIGN_OR_RETURN(const auto task, OpenWaiting(env, dir, actor));
     TARE_RETURN_IF_ERROR(task->MarkLostRuns().status());
     RunStart start;
-    TARE_ASSIGN_OR_RETURN(start.dependencies,
-                          Dependencies(env, task->state(), options.inputs, options.depends,
-                                       options.config_keys));
+    TARE_ASSIGN_OR_RETURN(start.dependencies, Dependencies(env, task->state(), options.inputs,
+                                                           options.depends, options.config_keys));
     const std::string executable = FindExecutable(options.command[0]);
     if (executable.empty()) {
       return Error(Code::kNotFound, "{}: no such command", Printable(options.command[0]));
@@ -516,7 +527,8 @@ Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::
   TARE_ASSIGN_OR_RETURN(const auto tree, ListTree(env, run_dir + "/out"));
   for (const TreeEntry& e : tree) {
     if (e.path == "conclusion.json") {
-      if (conclusion_path.empty() && options.conclude.empty()) conclusion_path = run_dir + "/out/" + e.path;
+      if (conclusion_path.empty() && options.conclude.empty())
+        conclusion_path = run_dir + "/out/" + e.path;
       continue;
     }
     const bool material = std::find(options.materials.begin(), options.materials.end(), e.path) !=
@@ -541,7 +553,8 @@ Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::
     TARE_RETURN_IF_ERROR(
         task->AddBytes(report.run_id, "conclusion.json", Role::kConclusion, text + "\n"));
     if (conclusion_path == run_dir + "/out/conclusion.json") {
-      TARE_RETURN_IF_ERROR(env->Remove(conclusion_path));  // recorded above it, in canonical spelling
+      TARE_RETURN_IF_ERROR(
+          env->Remove(conclusion_path));  // recorded above it, in canonical spelling
     }
   }
   end.conclusion = conclusion;
@@ -575,7 +588,8 @@ Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::s
     TARE_ASSIGN_OR_RETURN(const auto file, env->OpenReadable(path));
     if (auto why = EmptinessOf(BaseName(path), file->bytes())) {
       TARE_ASSIGN_OR_RETURN(const auto task, OpenWaiting(env, dir, actor));
-      TARE_RETURN_IF_ERROR(task->Refuse("add", reason::kEmptyArtifact, BaseName(path) + " " + *why));
+      TARE_RETURN_IF_ERROR(
+          task->Refuse("add", reason::kEmptyArtifact, BaseName(path) + " " + *why));
       RecordReport refused;
       refused.status = {Verdict::kRefused, std::string(reason::kEmptyArtifact),
                         Printable(BaseName(path)) + " " + *why};
@@ -602,7 +616,8 @@ Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::s
   RecordReport report;
   TARE_ASSIGN_OR_RETURN(report.run_id, task->StartRun(start));
   if (!options.config.empty()) {
-    TARE_RETURN_IF_ERROR(task->AddFile(report.run_id, "config.json", Role::kConfig, options.config));
+    TARE_RETURN_IF_ERROR(
+        task->AddFile(report.run_id, "config.json", Role::kConfig, options.config));
   }
   if (!options.identity.empty()) {
     TARE_RETURN_IF_ERROR(
@@ -612,7 +627,8 @@ Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::s
     TARE_RETURN_IF_ERROR(task->AddFile(report.run_id, "out/" + BaseName(path), Role::kRaw, path));
   }
   for (const std::string& path : options.materials) {
-    TARE_RETURN_IF_ERROR(task->AddFile(report.run_id, "out/" + BaseName(path), Role::kMaterial, path));
+    TARE_RETURN_IF_ERROR(
+        task->AddFile(report.run_id, "out/" + BaseName(path), Role::kMaterial, path));
   }
   if (conclusion) {
     TARE_ASSIGN_OR_RETURN(const std::string text, CanonicalJson(conclusion->ToJson()));

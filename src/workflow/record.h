@@ -23,14 +23,15 @@ struct RecordOptions {
   std::vector<std::string> command;
   std::string parent;
   std::string candidate;
-  std::vector<std::string> inputs;       // "code:PATH" or "code:NAME=PATH": file or folder, hashed
-  std::vector<std::string> depends;      // "weights:NAME=<64 hex>" and "artifact:C2/x.json"
-  std::vector<std::string> config_keys;  // configuration that it depends on; empty: all with meaning
-  std::vector<std::string> materials;    // files of TARE_OUT that are no raw results, by name
+  std::vector<std::string> inputs;   // "code:PATH" or "code:NAME=PATH": file or folder, hashed
+  std::vector<std::string> depends;  // "weights:NAME=<64 hex>" and "artifact:C2/x.json"
+  std::vector<std::string>
+      config_keys;                     // configuration that it depends on; empty: all with meaning
+  std::vector<std::string> materials;  // files of TARE_OUT that are no raw results, by name
   std::string conclude;  // "", "exit-status" (Tare's exit codes) or a path to a conclusion.json
   Scope scope;           // for "exit-status"
   int64_t heartbeat_s = 5;
-  bool quiet = false;    // do not pass the output on
+  bool quiet = false;  // do not pass the output on
 };
 struct RecordReport {
   std::string run_id;
@@ -48,10 +49,10 @@ struct AddOptions {
   EvidenceKind kind = EvidenceKind::kE1;
   std::string parent;
   std::string candidate;
-  std::vector<std::string> raw;        // at least one
+  std::vector<std::string> raw;  // at least one
   std::vector<std::string> materials;
   std::string config, identity, conclusion;  // paths; what lacks makes the run incomplete
-  std::optional<int64_t> exit_code;    // of the process that made them, where known
+  std::optional<int64_t> exit_code;          // of the process that made them, where known
   std::vector<std::string> inputs, depends, config_keys;
 };
 Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::string& actor,
@@ -62,8 +63,8 @@ Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::s
 Result<std::string> HashPath(Env* env, const std::string& path);
 
 // Opens the task, waiting up to `wait_s` for another writer to finish.
-Result<std::unique_ptr<Task>> OpenWaiting(Env* env, const std::string& dir, const std::string& actor,
-                                          int64_t wait_s = 60);
+Result<std::unique_ptr<Task>> OpenWaiting(Env* env, const std::string& dir,
+                                          const std::string& actor, int64_t wait_s = 60);
 
 // What decided which arithmetic ran on this machine: host, CPU and its features, kernel, devices,
 // executable and its hash, libraries mapped by `pid` with their hashes, environment.

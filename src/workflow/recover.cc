@@ -50,10 +50,18 @@ Json Normalize(const KeySpec& spec, Json value) {
     if (text.starts_with("torch.")) text = text.substr(6);
     std::transform(text.begin(), text.end(), text.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    for (const auto& [from, to] : std::vector<std::pair<std::string_view, std::string_view>>{
-             {"bfloat16", "bf16"}, {"float16", "f16"}, {"half", "f16"}, {"fp16", "f16"},
-             {"float32", "f32"}, {"float", "f32"}, {"fp32", "f32"}, {"f8_e4m3", "e4m3"},
-             {"float8_e4m3fn", "e4m3"}, {"fp8", "e4m3"}, {"fp8_e4m3", "e4m3"}}) {
+    for (const auto& [from, to] :
+         std::vector<std::pair<std::string_view, std::string_view>>{{"bfloat16", "bf16"},
+                                                                    {"float16", "f16"},
+                                                                    {"half", "f16"},
+                                                                    {"fp16", "f16"},
+                                                                    {"float32", "f32"},
+                                                                    {"float", "f32"},
+                                                                    {"fp32", "f32"},
+                                                                    {"f8_e4m3", "e4m3"},
+                                                                    {"float8_e4m3fn", "e4m3"},
+                                                                    {"fp8", "e4m3"},
+                                                                    {"fp8_e4m3", "e4m3"}}) {
       if (text == from) text = to;
     }
     value = text;
@@ -81,13 +89,14 @@ class Recoverer {
         std::set<std::string> texts;
         for (const Found& f : found) {
           auto text = CanonicalValue(spec, Normalize(spec, f.value));
-          if (text.ok() && !(key == "precision.kv_cache" && *text == "\"auto\"")) texts.insert(*text);
+          if (text.ok() && !(key == "precision.kv_cache" && *text == "\"auto\""))
+            texts.insert(*text);
         }
         if (texts.size() > 1) {
           std::string list;
           for (const Found& f : found) list += fmt::format(" {}={}", f.where, f.value.dump());
-          out_->notes.push_back(fmt::format("{}: {} holds several values, none is taken:{}", key, file,
-                                            Printable(list)));
+          out_->notes.push_back(fmt::format("{}: {} holds several values, none is taken:{}", key,
+                                            file, Printable(list)));
           break;
         }
         if (texts.size() == 1) {
@@ -127,7 +136,8 @@ Status TakeSafetensors(Env* env, const std::string& path, Recoverer* out, Recove
   if (bytes.size() < 8) return DataLoss("{}: too short for a safetensors header", path);
   std::memcpy(&size, bytes.data(), 8);
   if (size > kMaxHeaderBytes || size > bytes.size() - 8) {
-    return DataLoss("{}: the safetensors header says {} bytes, which the file does not have", path, size);
+    return DataLoss("{}: the safetensors header says {} bytes, which the file does not have", path,
+                    size);
   }
   auto header = ParseJson(bytes.substr(8, size));
   if (!header.ok()) return header.status().Annotate(path);
@@ -147,15 +157,16 @@ Status TakeSafetensors(Env* env, const std::string& path, Recoverer* out, Recove
     auto text = CanonicalValue(spec, Normalize(spec, *dtypes.begin()));
     if (text.ok()) out->Set("weights.dtype", *text, from + " dtype");
   } else if (dtypes.size() > 1) {
-    recovery->notes.push_back(fmt::format("weights.dtype: {} holds several dtypes", BaseName(path)));
+    recovery->notes.push_back(
+        fmt::format("weights.dtype: {} holds several dtypes", BaseName(path)));
   }
   return Ok();
 }
 
 // Keys that do not matter to this task.
 bool IsIrrelevant(const TaskConfig& config, std::string_view key) {
-  const bool no_training = config.String("task.scope") == "inference-only" ||
-                           config.String("training.route") == "none";
+  const bool no_training =
+      config.String("task.scope") == "inference-only" || config.String("training.route") == "none";
   return no_training && key.starts_with("training.");
 }
 
@@ -179,7 +190,8 @@ Result<Recovery> RecoverConfig(Env* env, const std::string& model_path,
     } else if (model_path.ends_with(".safetensors")) {
       shards.push_back(model_path);
     } else {
-      return Unsupported("{}: a model folder or a .safetensors file is needed", Printable(model_path));
+      return Unsupported("{}: a model folder or a .safetensors file is needed",
+                         Printable(model_path));
     }
     recoverer.Set("weights.path", Json(model_path).dump(), "command line");
   }
@@ -191,7 +203,8 @@ Result<Recovery> RecoverConfig(Env* env, const std::string& model_path,
     Json json;
     if (path.ends_with(".toml")) {
       TARE_ASSIGN_OR_RETURN(const std::string bytes, env->ReadFile(path));
-      if (bytes.size() > kMaxTaskFileBytes) return InvalidArgument("{}: too large", Printable(path));
+      if (bytes.size() > kMaxTaskFileBytes)
+        return InvalidArgument("{}: too large", Printable(path));
       TARE_ASSIGN_OR_RETURN(const TaskConfig recipe, ParseRecipe(bytes, BaseName(path)));
       for (const auto& [key, value] : recipe.values) {
         recoverer.Set(key, value.text, value.origin.substr(value.origin.find(' ') + 1));
@@ -210,9 +223,10 @@ Result<Recovery> RecoverConfig(Env* env, const std::string& model_path,
     recoverer.Take(json, "config.json");
     out.notes.push_back("read config.json");
     if (out.config.values.count("model.head_dim") == 0) {
-      const uint64_t hidden = std::strtoull(std::string(out.config.Text("model.hidden_size")).c_str(), nullptr, 10);
-      const uint64_t heads =
-          std::strtoull(std::string(out.config.Text("model.num_attention_heads")).c_str(), nullptr, 10);
+      const uint64_t hidden =
+          std::strtoull(std::string(out.config.Text("model.hidden_size")).c_str(), nullptr, 10);
+      const uint64_t heads = std::strtoull(
+          std::string(out.config.Text("model.num_attention_heads")).c_str(), nullptr, 10);
       if (heads != 0 && hidden % heads == 0) {
         recoverer.Set("model.head_dim", fmt::format("{}", hidden / heads),
                       "config.json hidden_size / num_attention_heads");
@@ -233,17 +247,19 @@ std::vector<Question> OpenQuestions(const TaskConfig& config) {
   std::vector<Question> out;
   for (const KeySpec& spec : AllKeys()) {
     const std::string key(spec.key);
-    if (spec.needed_by.empty() || config.values.count(key) != 0 || IsIrrelevant(config, key)) continue;
+    if (spec.needed_by.empty() || config.values.count(key) != 0 || IsIrrelevant(config, key))
+      continue;
     std::string looked;
     if (!spec.sources.empty()) {
       looked = fmt::format(" No file given holds {}.", spec.sources);
       std::replace(looked.begin(), looked.end(), '|', ',');
     }
-    out.push_back({key,
-                   fmt::format("What is {}? {}{} {} cannot start without it. Set it in task.toml (as "
-                               "in `{}`), then `tare init --amend \"why\"`.",
-                               key, spec.doc, looked, spec.needed_by, spec.example),
-                   std::string(spec.needed_by)});
+    out.push_back(
+        {key,
+         fmt::format("What is {}? {}{} {} cannot start without it. Set it in task.toml (as "
+                     "in `{}`), then `tare init --amend \"why\"`.",
+                     key, spec.doc, looked, spec.needed_by, spec.example),
+         std::string(spec.needed_by)});
   }
   return out;
 }

@@ -1,8 +1,8 @@
 #pragma once
 
 // Recovery of missing configuration from files that exist (GEN-09, GEN-10): a checkpoint's
-// config.json and headers, and resolved configurations of other systems. Every value found names the
-// file and key it came from. What cannot be found and matters becomes exactly one question and
+// config.json and headers, and resolved configurations of other systems. Every value found names
+// the file and key it came from. What cannot be found and matters becomes exactly one question and
 // blocks the step that needs it; what does not matter is not asked.
 
 #include <string>
@@ -19,9 +19,9 @@ struct Recovery {
   std::vector<std::string> notes;  // sources read; keys that sources disagree on
 };
 
-// `model_path`: a Hugging Face folder (config.json, *.safetensors) or one .safetensors file, or empty.
-// `config_files`: JSON, or TOML by extension. Nested keys are found by their last part; two different
-// values for one key recover nothing and are noted.
+// `model_path`: a Hugging Face folder (config.json, *.safetensors) or one .safetensors file, or
+// empty. `config_files`: JSON, or TOML by extension. Nested keys are found by their last part; two
+// different values for one key recover nothing and are noted.
 Result<Recovery> RecoverConfig(Env* env, const std::string& model_path,
                                const std::vector<std::string>& config_files);
 

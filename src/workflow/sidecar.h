@@ -20,21 +20,21 @@ inline constexpr std::string_view kPredicateType = "https://slsa.dev/provenance/
 inline constexpr std::string_view kBuildType = "urn:tare:record:v1";
 
 struct Sidecar {
-  std::string subject;          // path inside the task
+  std::string subject;  // path inside the task
   std::string subject_sha256;
-  std::string run_id;           // invocationId
+  std::string run_id;  // invocationId
   std::string task_id;
   std::string step;
   std::optional<EvidenceKind> kind;  // none for review material, which is no evidence
   Role role = Role::kRaw;
-  std::vector<std::string> command;  // empty when the artifact was made elsewhere
-  std::string producer;              // who recorded it: "ann"
-  std::string tool_version;          // "tare 0.1.0"
+  std::vector<std::string> command;            // empty when the artifact was made elsewhere
+  std::string producer;                        // who recorded it: "ann"
+  std::string tool_version;                    // "tare 0.1.0"
   std::string config_path, config_sha256;      // the run's role `config`; empty when it has none
   std::string identity_path, identity_sha256;  // the run's execution identity; likewise
-  std::vector<Dependency> inputs;    // resolvedDependencies
-  std::string started;               // RFC 3339; startedOn
-  std::string finished;              // finishedOn
+  std::vector<Dependency> inputs;              // resolvedDependencies
+  std::string started;                         // RFC 3339; startedOn
+  std::string finished;                        // finishedOn
 };
 
 // One canonical line, ended by a newline.

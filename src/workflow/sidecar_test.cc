@@ -46,9 +46,10 @@ TEST(Sidecar, HasOneSpelling) {
     return text;
   };
   for (const std::string& bad :
-       {std::string(), std::string("\n"), line.substr(0, line.size() - 1), line + line, fmt::format(" {}", line),
-        with("Statement/v1", "Statement/v0.1"), with("\"E6\"", "\"E11\""), with("\"raw\"", "\"rawer\""),
-        with("\"C5\"}", "\"C55\"}"), with("{\"_type\"", "{\"extra\":1,\"_type\""), with("/out/", "/../"),
+       {std::string(), std::string("\n"), line.substr(0, line.size() - 1), line + line,
+        fmt::format(" {}", line), with("Statement/v1", "Statement/v0.1"), with("\"E6\"", "\"E11\""),
+        with("\"raw\"", "\"rawer\""), with("\"C5\"}", "\"C55\"}"),
+        with("{\"_type\"", "{\"extra\":1,\"_type\""), with("/out/", "/../"),
         with(std::string(64, 'a'), std::string(64, 'A')), with("[\"measure\"", "[1,\"measure\""),
         with("\"subject\":[", "\"subject\":[],\"x\":["),
         fmt::format("{}\n", std::string(100000, '[')), std::string("{\"_type\":\"\xff\"}\n")}) {
@@ -59,11 +60,12 @@ TEST(Sidecar, HasOneSpelling) {
 
 TEST(Sidecar, TheInTotoPackageReadsIt) {
   const char* python = std::getenv("TARE_TEST_PYTHON");
-  const std::string command = fmt::format("{} {}/tests/in_toto_check.py", python == nullptr ? "python3" : python,
-                                          TARE_SOURCE_DIR);
+  const std::string command = fmt::format("{} {}/tests/in_toto_check.py",
+                                          python == nullptr ? "python3" : python, TARE_SOURCE_DIR);
   const int without = std::system((command + " 2>/dev/null").c_str());
   if (WIFEXITED(without) && WEXITSTATUS(without) == 77) {
-    GTEST_SKIP() << "the Python package in-toto-attestation is not installed (scripts/pip-test.txt)";
+    GTEST_SKIP()
+        << "the Python package in-toto-attestation is not installed (scripts/pip-test.txt)";
   }
   TempDir dir;
   TestEnv env;

@@ -70,7 +70,8 @@ bool IsSmallOrder(std::array<uint8_t, 32> y) {
 }
 
 Result<PublicKey> KeyFromBytes(std::string_view bytes) {
-  if (bytes.size() != 32) return InvalidArgument("an Ed25519 key has 32 bytes, not {}", bytes.size());
+  if (bytes.size() != 32)
+    return InvalidArgument("an Ed25519 key has 32 bytes, not {}", bytes.size());
   PublicKey key;
   std::memcpy(key.bytes.data(), bytes.data(), 32);
   if (IsSmallOrder(key.bytes)) {
@@ -150,8 +151,8 @@ Result<Signature> ParseSshSignature(std::string_view text) {
   out.form = SignatureForm::kSsh;
   TARE_ASSIGN_OR_RETURN(out.key, KeyFromBlob(key));
   if (name_space != kSignatureNamespace) {
-    return InvalidArgument("SSH signature: namespace `{}`; sign with `-n {}`", Printable(name_space),
-                           kSignatureNamespace);
+    return InvalidArgument("SSH signature: namespace `{}`; sign with `-n {}`",
+                           Printable(name_space), kSignatureNamespace);
   }
   if (!reserved.empty()) return bad("the reserved field is not empty");
   if (hash != "sha256" && hash != "sha512") return bad("hash algorithm is not sha256 or sha512");
@@ -171,7 +172,8 @@ std::string EncodeBase64(std::string_view bytes) {
   for (size_t i = 0; i < bytes.size(); i += 3) {
     uint32_t word = 0;
     const size_t n = std::min<size_t>(3, bytes.size() - i);
-    for (size_t k = 0; k < 3; ++k) word = word << 8 | (k < n ? static_cast<uint8_t>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 3; ++k)
+      word = word << 8 | (k < n ? static_cast<uint8_t>(bytes[i + k]) : 0);
     for (size_t k = 0; k < 4; ++k) out += k <= n ? kAlphabet[word >> (18 - 6 * k) & 63] : '=';
   }
   return out;
@@ -227,8 +229,7 @@ Result<PublicKey> ParsePublicKey(std::string_view text) {
 
 std::string Fingerprint(const PublicKey& key) {
   const Sha256Digest digest = Sha256Of(KeyBlob(key));
-  std::string text =
-      EncodeBase64({reinterpret_cast<const char*>(digest.data()), digest.size()});
+  std::string text = EncodeBase64({reinterpret_cast<const char*>(digest.data()), digest.size()});
   while (!text.empty() && text.back() == '=') text.pop_back();
   return "SHA256:" + text;
 }
@@ -281,7 +282,8 @@ Status VerifySignature(const PublicKey& key, const Signature& signature, std::st
     return Error(Code::kInternal, "OpenSSL cannot verify Ed25519");
   }
   if (EVP_DigestVerify(context.get(), signature.bytes.data(), signature.bytes.size(),
-                       reinterpret_cast<const unsigned char*>(message.data()), message.size()) != 1) {
+                       reinterpret_cast<const unsigned char*>(message.data()),
+                       message.size()) != 1) {
     return DataLoss("the signature does not match the signed bytes under key {}", Fingerprint(key));
   }
   return Ok();
@@ -305,8 +307,8 @@ PrivateKeyScan FindPrivateKeys(std::string_view bytes) {
     bool found = false;
     if (in.starts_with(kHeader)) {
       in.remove_prefix(kHeader.size());
-      if (TakeWire(in, cipher) && TakeWire(in, kdf) && TakeWire(in, options) && TakeU32(in, count) &&
-          TakeWire(in, key)) {
+      if (TakeWire(in, cipher) && TakeWire(in, kdf) && TakeWire(in, options) &&
+          TakeU32(in, count) && TakeWire(in, key)) {
         auto parsed = KeyFromBlob(key);  // the public half stands in clear text
         found = true;                    // another key type can sign nothing here
         if (parsed.ok()) scan.keys.push_back(*parsed);
@@ -323,10 +325,10 @@ PrivateKeyScan FindPrivateKeys(std::string_view bytes) {
       scan.keys.push_back(out);
     }
   };
-  for (const std::string_view begin :
-       {std::string_view("-----BEGIN PRIVATE KEY-----"),
-        std::string_view("-----BEGIN ENCRYPTED PRIVATE KEY-----")}) {
-    for (size_t at = bytes.find(begin); at != std::string_view::npos; at = bytes.find(begin, at + 1)) {
+  for (const std::string_view begin : {std::string_view("-----BEGIN PRIVATE KEY-----"),
+                                       std::string_view("-----BEGIN ENCRYPTED PRIVATE KEY-----")}) {
+    for (size_t at = bytes.find(begin); at != std::string_view::npos;
+         at = bytes.find(begin, at + 1)) {
       const std::string_view pem = bytes.substr(at, 1 << 16);
       const std::unique_ptr<BIO, decltype(&BIO_free)> bio(
           BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
@@ -361,7 +363,8 @@ Result<std::vector<PublicKey>> AgentKeys(const std::string& socket_path) {
   std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return Errno("socket", socket_path, errno);
-  const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* f) { ::close(*f); });
+  const std::unique_ptr<const int, void (*)(const int*)> closer(&fd,
+                                                                [](const int* f) { ::close(*f); });
   const timeval limit = {5, 0};
   (void)::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   (void)::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));

@@ -1,8 +1,8 @@
 #pragma once
 
 // Ed25519 signatures in the two forms that people have keys for: OpenSSH (`ssh-keygen -Y sign`,
-// "SSHSIG") and raw Ed25519 (`openssl pkeyutl -sign -rawin`). Verification only: nothing here signs,
-// and Tare never holds a private key. docs/formats/signoff.md.
+// "SSHSIG") and raw Ed25519 (`openssl pkeyutl -sign -rawin`). Verification only: nothing here
+// signs, and Tare never holds a private key. docs/formats/signoff.md.
 
 #include <array>
 #include <cstdint>
@@ -22,8 +22,8 @@ struct PublicKey {
   friend bool operator==(const PublicKey&, const PublicKey&) = default;
 };
 
-// "ssh-ed25519 AAAA... [comment]" or "ed25519:<64 hex>". Points of small order, for which anyone can
-// make signatures, are refused, and so are other key types (by name).
+// "ssh-ed25519 AAAA... [comment]" or "ed25519:<64 hex>". Points of small order, for which anyone
+// can make signatures, are refused, and so are other key types (by name).
 Result<PublicKey> ParsePublicKey(std::string_view text);
 // "SHA256:..." as `ssh-keygen -l` prints it.
 std::string Fingerprint(const PublicKey& key);
@@ -32,7 +32,7 @@ enum class SignatureForm { kSsh, kRaw };
 struct Signature {
   SignatureForm form = SignatureForm::kRaw;
   std::array<uint8_t, 64> bytes{};
-  PublicKey key;              // kSsh: the key that the signature says made it
+  PublicKey key;               // kSsh: the key that the signature says made it
   std::string hash_algorithm;  // kSsh: "sha256" or "sha512"
 };
 // An armored SSHSIG of namespace tare-review, or a raw signature: 64 bytes, 128 hex digits or 88

@@ -68,8 +68,8 @@ struct Judged {
   const Reviewer* reviewer = nullptr;
 };
 Judged Judge(const State& state, uint64_t seq, const std::string& now_time,
-             const ReviewRequest& request, const Statement& statement, std::string_view statement_bytes,
-             const Signature& signature) {
+             const ReviewRequest& request, const Statement& statement,
+             std::string_view statement_bytes, const Signature& signature) {
   const ConfigRecord* config = ConfigAt(state, seq);
   if (config == nullptr) return {No(reason::kConfigUnsigned, "there is no configuration"), nullptr};
   const ConfigRecord* authority = AuthorityInForce(state, seq);
@@ -99,11 +99,12 @@ Judged Judge(const State& state, uint64_t seq, const std::string& now_time,
                        return r.person == statement.person && r.public_key == signature.key;
                      });
     if (another_key) {
-      return {No(reason::kReviewerNotAllowed, fmt::format("key {} is not {}'s", Fingerprint(signature.key),
-                                                          statement.person)),
+      return {No(reason::kReviewerNotAllowed,
+                 fmt::format("key {} is not {}'s", Fingerprint(signature.key), statement.person)),
               nullptr};
     }
-    return {No(reason::kSignatureInvalid, "no key of " + statement.person + " verifies it"), nullptr};
+    return {No(reason::kSignatureInvalid, "no key of " + statement.person + " verifies it"),
+            nullptr};
   }
   if (std::find(found->steps.begin(), found->steps.end(), statement.step) == found->steps.end()) {
     return {No(reason::kReviewerNotAllowed,
@@ -121,17 +122,18 @@ Judged Judge(const State& state, uint64_t seq, const std::string& now_time,
       Folded(found->person) == Folded(request.requester) ||
       Folded(found->person) == Folded(config->config.String("requester.person"));
   if (same_person || std::find(asking.begin(), asking.end(), fingerprint) != asking.end()) {
-    return {No(reason::kSelfApproval, fmt::format("{} asked for this review", found->person)), nullptr};
+    return {No(reason::kSelfApproval, fmt::format("{} asked for this review", found->person)),
+            nullptr};
   }
   if (found->revoked) return {No(reason::kKeyRevoked, "key " + fingerprint), nullptr};
   // Seconds compare as text; the log's latest time stands in when the clock was set back.
   const std::string now = now_time.substr(0, 19) + "Z";
   if ((!found->valid_from.empty() && now < found->valid_from) ||
       (!found->valid_until.empty() && now > found->valid_until)) {
-    return {No(reason::kKeyExpired, fmt::format("valid from {} until {}, now {}",
-                                                found->valid_from.empty() ? "ever" : found->valid_from,
-                                                found->valid_until.empty() ? "ever" : found->valid_until,
-                                                now)),
+    return {No(reason::kKeyExpired,
+               fmt::format("valid from {} until {}, now {}",
+                           found->valid_from.empty() ? "ever" : found->valid_from,
+                           found->valid_until.empty() ? "ever" : found->valid_until, now)),
             nullptr};
   }
   if (statement.step == "task" && authority != nullptr) {
@@ -223,9 +225,10 @@ Result<ReviewRequest> PrepareReview(Task* task, const std::string& step,
   if (config == nullptr) return Error(Code::kPrecondition, "the task has no configuration");
   const std::string requester = config->config.String("requester.person");
   if (requester.empty()) {
-    return Error(Code::kPrecondition,
-                 "requester.person is not set in task.toml: whoever asks must be known, because the "
-                 "same person cannot approve");
+    return Error(
+        Code::kPrecondition,
+        "requester.person is not set in task.toml: whoever asks must be known, because the "
+        "same person cannot approve");
   }
   std::vector<std::string> fingerprints;
   for (const std::string& text : config->config.StringList("requester.keys")) {
@@ -329,9 +332,10 @@ Result<AcceptResult> AcceptSignOff(Task* task, std::string_view statement_bytes,
     return refuse(No(reason::kWrongDigest, "no review of this step was requested"));
   }
   if (request->bundle_sha256 != statement->bundle_sha256) {
-    return refuse(No(reason::kWrongDigest,
-                     fmt::format("under review is {}, signed was {}", request->bundle_sha256.substr(0, 12),
-                                 Printable(statement->bundle_sha256.substr(0, 12)))));
+    return refuse(
+        No(reason::kWrongDigest,
+           fmt::format("under review is {}, signed was {}", request->bundle_sha256.substr(0, 12),
+                       Printable(statement->bundle_sha256.substr(0, 12)))));
   }
   const std::string now = std::max(FormatUtc(task->env()->NowNs()), state.latest_time);
   const RunRecord* asked = state.FindRun(request->run_id);
@@ -339,11 +343,12 @@ Result<AcceptResult> AcceptSignOff(Task* task, std::string_view statement_bytes,
     return refuse(No(reason::kWrongDigest, "the statement's time is before the request"));
   }
   // Five minutes for clocks that disagree.
-  if (statement->time > std::max(FormatUtc(task->env()->NowNs() + 300'000'000'000), state.latest_time)) {
+  if (statement->time >
+      std::max(FormatUtc(task->env()->NowNs() + 300'000'000'000), state.latest_time)) {
     return refuse(No(reason::kWrongDigest, "the statement's time is in the future"));
   }
-  const Judged judged = Judge(state, task->log().size(), now, *request, *statement, statement_bytes,
-                              *signature);
+  const Judged judged =
+      Judge(state, task->log().size(), now, *request, *statement, statement_bytes, *signature);
   if (judged.refusal) return refuse(*judged.refusal);
   const Reviewer reviewer = *judged.reviewer;
   TARE_ASSIGN_OR_RETURN(const std::vector<std::string> key_files,
@@ -399,7 +404,8 @@ Status RecheckSignOff(const State& state, const SignOffRecord& s, std::string_vi
   }
   const ReviewRequest* request = RequestOf(state, s);
   if (request == nullptr) return DataLoss("no review of this bundle was requested before it");
-  const Judged judged = Judge(state, s.seq, s.time, *request, statement, statement_bytes, signature);
+  const Judged judged =
+      Judge(state, s.seq, s.time, *request, statement, statement_bytes, signature);
   if (judged.refusal) return DataLoss("{}: {}", judged.refusal->reason, judged.refusal->detail);
   if (Fingerprint(judged.reviewer->public_key) != s.key) {
     return DataLoss("the event names another key than the one that signed");
@@ -416,9 +422,10 @@ SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const st
   }
   const ReviewRequest* pending = LatestRequest(state, step);
   if (latest == nullptr) {
-    out.detail = pending == nullptr
-                     ? fmt::format("no review was requested; `tare approve {}`", step)
-                     : fmt::format("bundle {} waits for a reviewer", pending->bundle_sha256.substr(0, 12));
+    out.detail =
+        pending == nullptr
+            ? fmt::format("no review was requested; `tare approve {}`", step)
+            : fmt::format("bundle {} waits for a reviewer", pending->bundle_sha256.substr(0, 12));
     return out;
   }
   out.person = latest->person;
@@ -428,7 +435,8 @@ SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const st
             latest->person, out.request};
   }
   if (pending != nullptr && pending->bundle_sha256 != latest->bundle_sha256) {
-    out.detail = fmt::format("a newer bundle {} waits for a reviewer", pending->bundle_sha256.substr(0, 12));
+    out.detail =
+        fmt::format("a newer bundle {} waits for a reviewer", pending->bundle_sha256.substr(0, 12));
     return out;
   }
   const auto voided = [&](std::string detail) {
@@ -450,11 +458,13 @@ SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const st
   return out;
 }
 
-Result<std::vector<std::string>> KeyFilesIn(Env* env, const std::string& dir, const PublicKey& key) {
+Result<std::vector<std::string>> KeyFilesIn(Env* env, const std::string& dir,
+                                            const PublicKey& key) {
   constexpr uint64_t kMaxKeyFile = 64 << 10;
   std::vector<std::string> found;
   Status failed;
-  const std::function<void(const std::string&, int)> walk = [&](const std::string& relative, int depth) {
+  const std::function<void(const std::string&, int)> walk = [&](const std::string& relative,
+                                                                int depth) {
     auto names = env->List(JoinPath(dir, relative));
     if (!names.ok() || depth > 32) {
       failed = names.ok() ? Error(Code::kExhausted, "{}: too deep", relative) : names.status();

@@ -1,9 +1,9 @@
 #pragma once
 
-// Sign-off: a person's confirmation, which no flag, variable or time-out replaces (GEN-22, STOP-11).
-// Tare prepares a review bundle and its digest, prints the statement that names person, decision,
-// step, bundle and time, and checks a signature over it that was made elsewhere, by a key that Tare
-// never sees. docs/formats/signoff.md.
+// Sign-off: a person's confirmation, which no flag, variable or time-out replaces (GEN-22,
+// STOP-11). Tare prepares a review bundle and its digest, prints the statement that names person,
+// decision, step, bundle and time, and checks a signature over it that was made elsewhere, by a key
+// that Tare never sees. docs/formats/signoff.md.
 //
 // Who may sign stands in task.toml, and that list itself must be signed (step `task`) by one of its
 // members, and by a member of the list before it when it is changed. Not proven by this: that the
@@ -49,8 +49,8 @@ struct AcceptResult {
 };
 // Checks person, key, step, digest and signature; records sign-off or refusal. A Status error means
 // that it could not be done at all.
-Result<AcceptResult> AcceptSignOff(Task* task, std::string_view statement, std::string_view signature,
-                                   const AcceptContext& context);
+Result<AcceptResult> AcceptSignOff(Task* task, std::string_view statement,
+                                   std::string_view signature, const AcceptContext& context);
 
 // The list of reviewers that is signed and in force just before event `seq`, or nullptr.
 const ConfigRecord* AuthorityInForce(const State& state, uint64_t seq);

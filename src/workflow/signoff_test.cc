@@ -29,7 +29,9 @@ class SignOffTest : public ::testing::Test {
     std::filesystem::remove_all(dir_ / "t");
     task_ = InitTask(&env_, dir_ / "t", toml);
   }
-  void SignList() { ASSERT_EQ(Approve(task_.get(), "task", "bob", kBob, true).verdict, Verdict::kPass); }
+  void SignList() {
+    ASSERT_EQ(Approve(task_.get(), "task", "bob", kBob, true).verdict, Verdict::kPass);
+  }
   void Amend(const std::string& from, const std::string& to) {
     std::string toml = *env_.ReadFile(dir_ / "t/task.toml");
     const size_t at = toml.rfind(from);
@@ -52,7 +54,8 @@ class SignOffTest : public ::testing::Test {
     auto result = AcceptSignOff(task_.get(), statement, signature, context);
     EXPECT_TRUE(result.ok()) << result.status().ToString();
     if (result->verdict == Verdict::kRefused) {
-      EXPECT_EQ(task_->log().size(), before + 1);  // a refusal is one record and changes nothing else
+      EXPECT_EQ(task_->log().size(),
+                before + 1);  // a refusal is one record and changes nothing else
       EXPECT_EQ(task_->state().refusals.back().reason, result->reason);
     }
     return result->verdict == Verdict::kPass ? "" : result->reason;
@@ -81,22 +84,28 @@ TEST_F(SignOffTest, BothFormsOfSignatureAreAccepted) {
 }
 
 TEST_F(SignOffTest, TheRealSshKeygenSigns) {
-  if (std::system("command -v ssh-keygen >/dev/null 2>&1") != 0) GTEST_SKIP() << "no ssh-keygen here";
+  if (std::system("command -v ssh-keygen >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "no ssh-keygen here";
   const std::string key = dir_ / "id";
   ASSERT_EQ(std::system(("ssh-keygen -q -t ed25519 -N '' -C dave -f " + key).c_str()), 0);
   std::string text = *env_.ReadFile(key + ".pub");
   text.pop_back();
-  Start(TestToml() + fmt::format("[[reviewer]]\nperson = \"dave\"\nkey = \"{}\"\nsteps = [\"task\"]\n", text));
+  Start(TestToml() +
+        fmt::format("[[reviewer]]\nperson = \"dave\"\nkey = \"{}\"\nsteps = [\"task\"]\n", text));
   auto request = PrepareReview(task_.get(), "task", {}, {});
   const std::string statement = StatementFor(*task_, *request, "dave");
   std::ofstream(dir_ / "s.json", std::ios::binary) << statement;
-  ASSERT_EQ(std::system(("ssh-keygen -q -Y sign -f " + key + " -n tare-review " + (dir_ / "s.json") + " 2>/dev/null").c_str()), 0);
+  ASSERT_EQ(std::system(("ssh-keygen -q -Y sign -f " + key + " -n tare-review " +
+                         (dir_ / "s.json") + " 2>/dev/null")
+                            .c_str()),
+            0);
   auto result = AcceptSignOff(task_.get(), statement, *env_.ReadFile(dir_ / "s.json.sig"), {});
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->verdict, Verdict::kPass) << result->reason << result->detail;
   // Fingerprints are the ones that ssh-keygen prints.
   std::system(("ssh-keygen -l -f " + key + ".pub > " + (dir_ / "fp")).c_str());
-  EXPECT_NE(env_.ReadFile(dir_ / "fp")->find(task_->state().signoffs.back().key), std::string::npos);
+  EXPECT_NE(env_.ReadFile(dir_ / "fp")->find(task_->state().signoffs.back().key),
+            std::string::npos);
 }
 
 TEST_F(SignOffTest, TheListItselfMustBeSignedFirst) {
@@ -105,8 +114,10 @@ TEST_F(SignOffTest, TheListItselfMustBeSignedFirst) {
   SignList();
   EXPECT_EQ(Offer("C1", "bob", kBob), "");
   // Eve adds herself: her list is not in force until someone of the old list signs it.
-  Amend("revoked = false\n", fmt::format("revoked = false\n[[reviewer]]\nperson = \"eve\"\nkey = \"{}\"\n"
-                                         "steps = [\"task\", \"C1\"]\n", kEve.RawText()));
+  Amend("revoked = false\n",
+        fmt::format("revoked = false\n[[reviewer]]\nperson = \"eve\"\nkey = \"{}\"\n"
+                    "steps = [\"task\", \"C1\"]\n",
+                    kEve.RawText()));
   EXPECT_EQ(Offer("C1", "eve", kEve), reason::kConfigUnsigned);
   EXPECT_EQ(Offer("task", "eve", kEve), reason::kReviewerNotAllowed);
   EXPECT_EQ(Offer("task", "bob", kBob), "");
@@ -118,7 +129,7 @@ TEST_F(SignOffTest, RefusedEveryWayAround) {
   AddRun(task_.get(), {});
   EXPECT_EQ(Offer("C1", "ann", kAnn), reason::kReviewerNotAllowed);
   EXPECT_EQ(Offer("C1", "eve", kEve), reason::kReviewerNotAllowed);
-  EXPECT_EQ(Offer("C1", "bob", kEve), reason::kReviewerNotAllowed);  // bob's name, eve's key
+  EXPECT_EQ(Offer("C1", "bob", kEve), reason::kReviewerNotAllowed);      // bob's name, eve's key
   EXPECT_EQ(Offer("C9", "carol", kCarol), reason::kReviewerNotAllowed);  // not carol's step
   for (const char* word : {"--force", "TARE_FORCE", "--yes"}) {
     AcceptContext context;
@@ -128,16 +139,22 @@ TEST_F(SignOffTest, RefusedEveryWayAround) {
   const auto changed = [&](const std::function<void(std::string*, std::string*)>& change) {
     return Offer("C1", "bob", kBob, {}, change);
   };
-  EXPECT_EQ(changed([](std::string*, std::string* sig) { (*sig)[120] = (*sig)[120] == 'A' ? 'B' : 'A'; }),
+  EXPECT_EQ(
+      changed([](std::string*, std::string* sig) { (*sig)[120] = (*sig)[120] == 'A' ? 'B' : 'A'; }),
+      reason::kSignatureInvalid);
+  EXPECT_EQ(changed([](std::string*, std::string* sig) { *sig = "yes, approved"; }),
             reason::kSignatureInvalid);
-  EXPECT_EQ(changed([](std::string*, std::string* sig) { *sig = "yes, approved"; }), reason::kSignatureInvalid);
-  EXPECT_EQ(changed([](std::string*, std::string* sig) { sig->clear(); }), reason::kSignatureInvalid);
+  EXPECT_EQ(changed([](std::string*, std::string* sig) { sig->clear(); }),
+            reason::kSignatureInvalid);
   EXPECT_EQ(changed([&](std::string* s, std::string* sig) { *sig = kBob.SshSign(*s, "git"); }),
             reason::kSignatureInvalid);  // a signature for another purpose
-  EXPECT_EQ(changed([](std::string* s, std::string*) { *s = "approve\n"; }), reason::kStatementMalformed);
-  EXPECT_EQ(changed([](std::string* s, std::string*) { s->insert(1, " "); }), reason::kStatementMalformed);
-  EXPECT_EQ(changed([](std::string* s, std::string*) { s->replace(s->find("\"bob\""), 5, "\"Bob\""); }),
-            reason::kReviewerNotAllowed);
+  EXPECT_EQ(changed([](std::string* s, std::string*) { *s = "approve\n"; }),
+            reason::kStatementMalformed);
+  EXPECT_EQ(changed([](std::string* s, std::string*) { s->insert(1, " "); }),
+            reason::kStatementMalformed);
+  EXPECT_EQ(
+      changed([](std::string* s, std::string*) { s->replace(s->find("\"bob\""), 5, "\"Bob\""); }),
+      reason::kReviewerNotAllowed);
   const auto resigned = [&](const std::function<void(Statement*)>& edit) {
     return changed([&](std::string* text, std::string* sig) {
       Statement s = *ParseStatement(*text);
@@ -146,21 +163,25 @@ TEST_F(SignOffTest, RefusedEveryWayAround) {
       *sig = kBob.SshSign(*text);
     });
   };
-  EXPECT_EQ(resigned([](Statement* s) { s->bundle_sha256 = std::string(64, '0'); }), reason::kWrongDigest);
+  EXPECT_EQ(resigned([](Statement* s) { s->bundle_sha256 = std::string(64, '0'); }),
+            reason::kWrongDigest);
   EXPECT_EQ(resigned([](Statement* s) { s->step = "C9"; }), reason::kWrongDigest);
   EXPECT_EQ(resigned([](Statement* s) { s->task_id = "01890000-0000-7000-8000-000000000001"; }),
             reason::kWrongDigest);
-  EXPECT_EQ(resigned([](Statement* s) { s->time = "2020-01-01T00:00:00.000000000Z"; }), reason::kWrongDigest);
-  EXPECT_EQ(resigned([](Statement* s) { s->time = "2999-01-01T00:00:00.000000000Z"; }), reason::kWrongDigest);
+  EXPECT_EQ(resigned([](Statement* s) { s->time = "2020-01-01T00:00:00.000000000Z"; }),
+            reason::kWrongDigest);
+  EXPECT_EQ(resigned([](Statement* s) { s->time = "2999-01-01T00:00:00.000000000Z"; }),
+            reason::kWrongDigest);
   EXPECT_EQ(StatusOf("C1").verdict, Verdict::kWaitingHuman);  // all that changed nothing
   EXPECT_EQ(Offer("C1", "bob", kBob), "");
 }
 
 TEST_F(SignOffTest, TheRequesterCannotApproveUnderAnyNameOrKey) {  // STOP-11
   // The requester's key on the list under another name, and the requester's name with another key.
-  Start(TestToml() + fmt::format("[[reviewer]]\nperson = \"zoe\"\nkey = \"{}\"\nsteps = [\"C1\"]\n"
-                                 "[[reviewer]]\nperson = \"Ann \"\nkey = \"{}\"\nsteps = [\"C1\"]\n",
-                                 kAnn.RawText(), kEve.RawText()));
+  Start(TestToml() +
+        fmt::format("[[reviewer]]\nperson = \"zoe\"\nkey = \"{}\"\nsteps = [\"C1\"]\n"
+                    "[[reviewer]]\nperson = \"Ann \"\nkey = \"{}\"\nsteps = [\"C1\"]\n",
+                    kAnn.RawText(), kEve.RawText()));
   SignList();
   AddRun(task_.get(), {});
   EXPECT_EQ(Offer("C1", "zoe", kAnn), reason::kSelfApproval);
@@ -207,7 +228,8 @@ TEST_F(SignOffTest, APrivateKeyInsideTheTask) {
   std::filesystem::remove(dir_ / "t/C1/notes");
   if (std::system("command -v ssh-keygen >/dev/null 2>&1") == 0) {
     // An encrypted OpenSSH key shows its public half all the same.
-    ASSERT_EQ(std::system(("ssh-keygen -q -t ed25519 -N 'a secret' -f " + (dir_ / "k")).c_str()), 0);
+    ASSERT_EQ(std::system(("ssh-keygen -q -t ed25519 -N 'a secret' -f " + (dir_ / "k")).c_str()),
+              0);
     const PrivateKeyScan scan = FindPrivateKeys(*env_.ReadFile(dir_ / "k"));
     ASSERT_EQ(scan.keys.size(), 1u);
     std::string text = *env_.ReadFile(dir_ / "k.pub");
@@ -229,11 +251,13 @@ class FakeAgent {
     EXPECT_EQ(::listen(fd_, 4), 0);
     const auto wire = [](std::string_view s) {
       std::string out(4, '\0');
-      for (int i = 0; i < 4; ++i) out[static_cast<size_t>(i)] = static_cast<char>(s.size() >> (24 - 8 * i));
+      for (int i = 0; i < 4; ++i)
+        out[static_cast<size_t>(i)] = static_cast<char>(s.size() >> (24 - 8 * i));
       return out.append(s);
     };
     const std::string raw(reinterpret_cast<const char*>(key.bytes.data()), 32);
-    const std::string body = std::string("\x0c\0\0\0\1", 5) + wire(wire("ssh-ed25519") + wire(raw)) + wire("k");
+    const std::string body =
+        std::string("\x0c\0\0\0\1", 5) + wire(wire("ssh-ed25519") + wire(raw)) + wire("k");
     answer_ = wire(body);
     thread_ = std::thread([this] {
       while (true) {
@@ -295,10 +319,13 @@ TEST_F(SignOffTest, AnyChangeUnderneathVoidsIt) {  // STOP-09, STOP-12, STOP-13
     Amend(to, from);
     EXPECT_EQ(state(), "") << from;
   }
-  EventDraft seen{task_->state().task_id, "observed",
-                  {{"candidate", ""},
-                   {"dependencies", DependenciesToJson({{DependencyType::kCode, "src/a.cc", std::string(64, 'f')}})},
-                   {"unknown", Json::array()}}};
+  EventDraft seen{
+      task_->state().task_id,
+      "observed",
+      {{"candidate", ""},
+       {"dependencies",
+        DependenciesToJson({{DependencyType::kCode, "src/a.cc", std::string(64, 'f')}})},
+       {"unknown", Json::array()}}};
   ASSERT_TRUE(task_->Append(seen).ok());
   EXPECT_EQ(state(), reason::kSignoffVoid);
 }
@@ -321,9 +348,10 @@ TEST(PublicKeys, ParsedStrictly) {
   EXPECT_TRUE(ParsePublicKey(kBob.RawText()).ok());
   EXPECT_EQ(*ParsePublicKey(kBob.SshText()), *ParsePublicKey(kBob.RawText()));
   for (const std::string& bad :
-       {std::string("ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB"), std::string("ed25519:00"), std::string("ssh-ed25519"),
-        std::string("ssh-ed25519 !!!!"), std::string("ssh-ed25519 AAAA"), std::string(),
-        "ed25519:" + std::string(64, '0'),                                      // small order
+       {std::string("ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB"), std::string("ed25519:00"),
+        std::string("ssh-ed25519"), std::string("ssh-ed25519 !!!!"),
+        std::string("ssh-ed25519 AAAA"), std::string(),
+        "ed25519:" + std::string(64, '0'),  // small order
         "ed25519:01" + std::string(62, '0'), "ed25519:01" + std::string(60, '0') + "80"}) {
     EXPECT_FALSE(ParsePublicKey(bad).ok()) << bad;
   }
@@ -331,7 +359,8 @@ TEST(PublicKeys, ParsedStrictly) {
     EXPECT_EQ(DecodeBase64(text).ok(), text[0] == '\0') << text;
   }
   // RFC 8032, test 2.
-  const PublicKey key = *ParsePublicKey("ed25519:3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c");
+  const PublicKey key =
+      *ParsePublicKey("ed25519:3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c");
   const Signature s = *ParseSignature(
       "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
       "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00");

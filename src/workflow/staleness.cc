@@ -67,7 +67,8 @@ std::optional<StaleMark> Staleness::Check(const Dependency& d, const std::string
     const ConfigRecord* config = state_.config();
     // A whole-configuration dependency names no key.
     if (config != nullptr) {
-      mark.now = d.name == "authority" ? config->config.AuthorityDigest() : config->config.KeyDigest(d.name);
+      mark.now = d.name == "authority" ? config->config.AuthorityDigest()
+                                       : config->config.KeyDigest(d.name);
     }
   } else if (d.type == DependencyType::kArtifact) {
     const auto at = producers_.find(d.name);

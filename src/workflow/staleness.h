@@ -1,9 +1,9 @@
 #pragma once
 
-// Staleness: evidence holds while everything it was made from is what it was (GEN-12, GEN-21, A-25).
-// Dependencies are typed and transitive through artifacts. A mark names the input with old and new
-// digest; evidence becomes fresh again when the digests match again, and a re-made artifact with
-// equal bytes makes nothing after it stale (early cutoff). Nothing known counts as changed.
+// Staleness: evidence holds while everything it was made from is what it was (GEN-12, GEN-21,
+// Dependencies are typed and transitive through artifacts. A mark names the input with old
+// and new digest; evidence becomes fresh again when the digests match again, and a re-made artifact
+// with equal bytes makes nothing after it stale (early cutoff). Nothing known counts as changed.
 
 #include <optional>
 #include <string>
@@ -17,8 +17,8 @@ namespace tare::workflow {
 struct StaleMark {
   DependencyType type = DependencyType::kCode;
   std::string name;
-  std::string was;              // digest when the evidence was made; empty: it declared no inputs
-  std::string now;              // digest known now; empty when unknown
+  std::string was;               // digest when the evidence was made; empty: it declared no inputs
+  std::string now;               // digest known now; empty when unknown
   std::vector<std::string> via;  // run IDs from the evidence down to the input that changed
   // "code src/x.cu changed: 1234abcd -> 5678ef01, through run ..."
   std::string ToString() const;
@@ -77,8 +77,8 @@ class Evidence {
   const RunRecord* run_;
 };
 
-// Is this point covered by evidence of this kind at this step? kPass with the run that covers it, or
-// kNotCovered; a failing run that covers the point gives kFail. Never a pass outside a scope.
+// Is this point covered by evidence of this kind at this step? kPass with the run that covers it,
+// or kNotCovered; a failing run that covers the point gives kFail. Never a pass outside a scope.
 struct Coverage {
   Verdict verdict = Verdict::kNotCovered;
   std::string run_id;

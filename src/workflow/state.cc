@@ -270,7 +270,8 @@ Status State::TryApply(const Event& e) {
     if (path.run_id != run->id || path.step != run->step) {
       return DataLoss("{} does not lie in the folder of its run", artifact.path);
     }
-    if (run->ended || run->lost) return DataLoss("{} was recorded after its run ended", artifact.path);
+    if (run->ended || run->lost)
+      return DataLoss("{} was recorded after its run ended", artifact.path);
     if (artifact_index_.count(artifact.path) != 0) {
       return DataLoss("{} was recorded before", artifact.path);
     }
@@ -455,12 +456,30 @@ Json State::ToJson() const {
       const ArtifactRecord& a = artifacts[i];
       names.push_back({a.seq, a.path, a.sha256, a.sidecar_sha256, a.bytes, RoleName(a.role)});
     }
-    out["runs"].push_back({r.id, r.step, r.kind ? EvidenceKindName(*r.kind) : "none", r.parent,
-                           r.command, r.candidate, r.content_id, r.actor, r.host, r.boot_id, r.pid,
-                           r.pid_start, r.start_seq, r.started, r.ended, r.lost, r.end_seq,
-                           r.finished, r.exit_code ? Json(*r.exit_code) : Json(), r.signal,
+    out["runs"].push_back({r.id,
+                           r.step,
+                           r.kind ? EvidenceKindName(*r.kind) : "none",
+                           r.parent,
+                           r.command,
+                           r.candidate,
+                           r.content_id,
+                           r.actor,
+                           r.host,
+                           r.boot_id,
+                           r.pid,
+                           r.pid_start,
+                           r.start_seq,
+                           r.started,
+                           r.ended,
+                           r.lost,
+                           r.end_seq,
+                           r.finished,
+                           r.exit_code ? Json(*r.exit_code) : Json(),
+                           r.signal,
                            r.conclusion ? r.conclusion->ToJson() : Json(),
-                           DependenciesToJson(r.dependencies), names, r.superseded_by});
+                           DependenciesToJson(r.dependencies),
+                           names,
+                           r.superseded_by});
   }
   for (const auto& [path, digest] : set_aside) out["set_aside"].push_back({path, digest});
   for (const ReviewRequest& r : reviews) {
@@ -475,7 +494,8 @@ Json State::ToJson() const {
     out["candidates"].push_back({c.seq, c.name, c.step, c.state, c.reason,
                                  DependenciesToJson(c.identity), c.previous, c.ledger});
   }
-  for (const RefusalRecord& r : refusals) out["refusals"].push_back({r.seq, r.what, r.reason, r.detail});
+  for (const RefusalRecord& r : refusals)
+    out["refusals"].push_back({r.seq, r.what, r.reason, r.detail});
   for (const auto& [name, g] : gates) {
     out["gates"][name] = {g.seq, VerdictName(g.verdict), g.reason, g.detail};
   }

@@ -20,7 +20,7 @@ namespace tare::workflow {
 
 struct ArtifactRecord {
   uint64_t seq = 0;
-  std::string path;      // <step>/<run id>/<name>
+  std::string path;  // <step>/<run id>/<name>
   std::string sha256;
   std::string sidecar_sha256;
   uint64_t bytes = 0;
@@ -90,7 +90,7 @@ struct SignOffRecord {
   std::string bundle_sha256;
   std::string statement_path, signature_path;
   std::string person;
-  std::string key;  // fingerprint
+  std::string key;        // fingerprint
   bool approves = false;  // else it rejects
 };
 

@@ -1,5 +1,5 @@
-// Tamper tests: every byte of a small task flipped, records and files removed, moved, replaced; both
-// verifiers, `tare verify` and tools/verify_min.py, must see each (GEN-14, GEN-15, GEN-19).
+// Tamper tests: every byte of a small task flipped, records and files removed, moved, replaced;
+// both verifiers, `tare verify` and tools/verify_min.py, must see each (GEN-14, GEN-15, GEN-19).
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -29,7 +29,8 @@ std::string RunTool(const std::string& command) {
 }
 
 std::string PythonCommand(const std::string& arguments) {
-  return "python3 " TARE_SOURCE_DIR "/tests/ledger_agree.py " TARE_SOURCE_DIR "/tools/verify_min.py " +
+  return "python3 " TARE_SOURCE_DIR "/tests/ledger_agree.py " TARE_SOURCE_DIR
+         "/tools/verify_min.py " +
          arguments;
 }
 
@@ -40,7 +41,8 @@ VerifyOptions OneThread() {
 }
 
 // One digit a case: the exit status of `tare verify`.
-std::string FlipAll(Env* env, const std::string& dir, int mask, size_t stride, std::string* missed) {
+std::string FlipAll(Env* env, const std::string& dir, int mask, size_t stride,
+                    std::string* missed) {
   std::vector<std::string> paths;
   for (const TreeEntry& e : *ListTree(env, dir)) paths.push_back(dir + "/" + e.path);
   std::sort(paths.begin(), paths.end());
@@ -133,7 +135,8 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
   const std::string sidecar = raw->path + ".intoto.jsonl";
   const ArtifactRecord& other = state.artifacts[0];
   const std::string log = *env.ReadFile(dir / "t/events.jsonl");
-  const auto edit_log = [&](const std::string& at, const std::function<void(std::vector<std::string>&)>& change,
+  const auto edit_log = [&](const std::string& at,
+                            const std::function<void(std::vector<std::string>&)>& change,
                             bool reseal) {
     std::vector<std::string> lines = Lines(log);
     change(lines);
@@ -188,37 +191,53 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
        }},
       {"artifact grown", false,
        [&](const std::string& at) { std::ofstream(at + "/" + raw->path, std::ios::app) << "x"; }},
-      {"artifact emptied", false, [&](const std::string& at) { fs::resize_file(at + "/" + raw->path, 0); }},
+      {"artifact emptied", false,
+       [&](const std::string& at) { fs::resize_file(at + "/" + raw->path, 0); }},
       {"task.toml commented", false,
        [](const std::string& at) { std::ofstream(at + "/task.toml", std::ios::app) << "# x\n"; }},
       {"task.toml removed", false, [](const std::string& at) { fs::remove(at + "/task.toml"); }},
       {"index removed", true, [](const std::string& at) { fs::remove(at + "/index.md"); }},
       {"index edited", false,
        [](const std::string& at) { std::ofstream(at + "/C1/index.md", std::ios::app) << "x\n"; }},
-      {"lock filled", false, [](const std::string& at) { std::ofstream(at + "/events.lock") << "x"; }},
+      {"lock filled", false,
+       [](const std::string& at) { std::ofstream(at + "/events.lock") << "x"; }},
       {"stray file", true, [](const std::string& at) { std::ofstream(at + "/notes.txt") << "x"; }},
       {"log torn", false,
-       [](const std::string& at) { fs::resize_file(at + "/events.jsonl", fs::file_size(at + "/events.jsonl") - 9); }},
+       [](const std::string& at) {
+         fs::resize_file(at + "/events.jsonl", fs::file_size(at + "/events.jsonl") - 9);
+       }},
       {"record deleted", false,
-       [&](const std::string& at) { edit_log(at, [](auto& l) { l.erase(l.begin() + 5); }, false); }},
+       [&](const std::string& at) {
+         edit_log(
+             at, [](auto& l) { l.erase(l.begin() + 5); }, false);
+       }},
       {"record duplicated", false,
-       [&](const std::string& at) { edit_log(at, [](auto& l) { l.insert(l.begin() + 5, l[5]); }, false); }},
+       [&](const std::string& at) {
+         edit_log(
+             at, [](auto& l) { l.insert(l.begin() + 5, l[5]); }, false);
+       }},
       {"records reordered", false,
-       [&](const std::string& at) { edit_log(at, [](auto& l) { std::swap(l[5], l[6]); }, false); }},
+       [&](const std::string& at) {
+         edit_log(
+             at, [](auto& l) { std::swap(l[5], l[6]); }, false);
+       }},
       {"cut back to a whole line, no checkpoint", true,
        [&](const std::string& at) {
-         edit_log(at, [](auto& l) { l.pop_back(); }, false);
+         edit_log(
+             at, [](auto& l) { l.pop_back(); }, false);
          for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
        }},
       {"cut back to a whole line, checkpoint", false,
        [&](const std::string& at) {
-         edit_log(at, [](auto& l) { l.pop_back(); }, false);
+         edit_log(
+             at, [](auto& l) { l.pop_back(); }, false);
          for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
        },
        true},
       {"rewritten from scratch, checkpoint", false,
        [&](const std::string& at) {
-         edit_log(at, [](auto& l) { l.pop_back(); }, true);
+         edit_log(
+             at, [](auto& l) { l.pop_back(); }, true);
          for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
        },
        true},
@@ -231,13 +250,18 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
          std::ofstream(at + "/" + s.statement_path, std::ios::binary) << statement;
          const std::string old = state.FindArtifact(s.statement_path)->sha256;
          const std::string now = Hex(Sha256Of(statement));
-         edit_log(at, [&](auto& l) {
-           for (std::string& line : l) {
-             for (size_t p; (p = line.find(old)) != std::string::npos;) line.replace(p, 64, now);
-             const size_t self = line.size() - 66;
-             line.replace(self, 64, Hex(Sha256Of(std::string_view(line).substr(0, line.size() - 75))));
-           }
-         }, true);
+         edit_log(
+             at,
+             [&](auto& l) {
+               for (std::string& line : l) {
+                 for (size_t p; (p = line.find(old)) != std::string::npos;)
+                   line.replace(p, 64, now);
+                 const size_t self = line.size() - 66;
+                 line.replace(self, 64,
+                              Hex(Sha256Of(std::string_view(line).substr(0, line.size() - 75))));
+               }
+             },
+             true);
          for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
        }},
   };
@@ -255,7 +279,9 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
     ASSERT_TRUE(report.ok()) << cases[i].name;
     EXPECT_EQ(report->verdict == Verdict::kPass, cases[i].pass)
         << cases[i].name << ": "
-        << (report->findings.empty() ? "" : report->findings[0].reason + " " + report->findings[0].message);
+        << (report->findings.empty()
+                ? ""
+                : report->findings[0].reason + " " + report->findings[0].message);
     EXPECT_FALSE(report->not_proven.empty());
     ours += static_cast<char>('0' + ExitCode(report->verdict));
     directories += " " + at;
@@ -350,10 +376,12 @@ TEST(Archive, MovesWithLinksAndItsCheckFindsStrays) {  // GEN-19, DOC-30
   EXPECT_EQ(first([](const std::string&) {}), "none");
   EXPECT_EQ(first([](const std::string& at) { std::ofstream(at + "/x.txt") << "x"; }),
             reason::kUnrecordedFile);
-  EXPECT_EQ(first([&](const std::string& at) { std::ofstream(at + "/" + folder + "/late.txt") << "x"; }),
-            reason::kLateFile);
-  EXPECT_EQ(first([&](const std::string& at) { fs::rename(at + "/" + raw->path, at + "/C1/raw.jsonl"); }),
-            reason::kMisplacedFile);
+  EXPECT_EQ(
+      first([&](const std::string& at) { std::ofstream(at + "/" + folder + "/late.txt") << "x"; }),
+      reason::kLateFile);
+  EXPECT_EQ(
+      first([&](const std::string& at) { fs::rename(at + "/" + raw->path, at + "/C1/raw.jsonl"); }),
+      reason::kMisplacedFile);
   EXPECT_EQ(first([&](const std::string& at) { fs::remove(at + "/" + raw->path); }),
             reason::kArtifactMissing);
   std::ofstream(dir / "t/x.txt") << "x";

@@ -39,8 +39,10 @@ Result<TaskConfig> UserLayer(Env* env, const InitOptions& options) {
     // Strings may come without quotes, as a shell leaves them.
     std::string text = value;
     if (spec->type == ValueType::kString && !value.starts_with('"')) text = Json(value).dump();
-    if (text.find('\n') != std::string::npos) return InvalidArgument("--set {}: one line only", key);
-    auto one = ParseTaskConfig(fmt::format("schema = \"tare-task-1\"\n{} = {}\n", key, text), "--set");
+    if (text.find('\n') != std::string::npos)
+      return InvalidArgument("--set {}: one line only", key);
+    auto one =
+        ParseTaskConfig(fmt::format("schema = \"tare-task-1\"\n{} = {}\n", key, text), "--set");
     if (!one.ok()) return one.status();
     for (auto& [k, v] : one->values) user.values[k] = {v.text, "user: --set " + k};
   }
@@ -66,7 +68,8 @@ Status EnsurePlainDir(Env* env, const std::string& path) {
   auto info = env->Stat(path);
   if (info.ok()) {
     if (info->kind == FileInfo::Kind::kDirectory) return Ok();
-    return Error(Code::kPrecondition, "{}: not a folder; links are never followed", Printable(path));
+    return Error(Code::kPrecondition, "{}: not a folder; links are never followed",
+                 Printable(path));
   }
   if (info.status().code() != Code::kNotFound) return info.status();
   Status made = env->CreateDir(path);
@@ -125,7 +128,8 @@ Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const
     TARE_ASSIGN_OR_RETURN(const TaskView view, ReadTask(env, dir));
     if (!view.log.scan.broken.ok() || view.state.config() != nullptr) {
       return Error(Code::kAlreadyExists, "{} is a task already ({}); one directory holds one task",
-                   Printable(dir), view.state.task_id.empty() ? "its log is broken" : view.state.task_id);
+                   Printable(dir),
+                   view.state.task_id.empty() ? "its log is broken" : view.state.task_id);
     }
     // An init that was cut short before its configuration was recorded was not acknowledged: go on.
   } else {
@@ -137,7 +141,8 @@ Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const
     }
     if (env->Stat(JoinPath(dir, kTaskFile)).ok()) {
       return Error(Code::kPrecondition,
-                   "{} holds a task.toml but no log; move it out and give it with --from", Printable(dir));
+                   "{} holds a task.toml but no log; move it out and give it with --from",
+                   Printable(dir));
     }
   }
   std::unique_ptr<Task> task(new Task());
@@ -168,7 +173,8 @@ Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const
   return task;
 }
 
-Result<std::unique_ptr<Task>> Task::Open(Env* env, const std::string& dir, const std::string& actor) {
+Result<std::unique_ptr<Task>> Task::Open(Env* env, const std::string& dir,
+                                         const std::string& actor) {
   std::unique_ptr<Task> task(new Task());
   task->env_ = env;
   task->dir_ = dir;
@@ -180,8 +186,8 @@ Result<std::unique_ptr<Task>> Task::Open(Env* env, const std::string& dir, const
   }
   for (const Event& e : task->log_->recovery_events()) task->state_.Apply(e);
   if (task->state_.config() == nullptr) {
-    return Error(Code::kPrecondition, "{} holds no task yet: `tare init` was cut short, run it again",
-                 Printable(dir));
+    return Error(Code::kPrecondition,
+                 "{} holds no task yet: `tare init` was cut short, run it again", Printable(dir));
   }
   return task;
 }
@@ -189,12 +195,13 @@ Result<std::unique_ptr<Task>> Task::Open(Env* env, const std::string& dir, const
 Result<Event> Task::Append(const EventDraft& draft) {
   return log_->Append(draft, [this](const Event& e) {
     Status status = state_.Accept(e);
-    return status.ok() ? status : Error(Code::kPrecondition, "event {}: {}", e.type, status.message());
+    return status.ok() ? status
+                       : Error(Code::kPrecondition, "event {}: {}", e.type, status.message());
   });
 }
 
-Status Task::RecordConfig(const TaskConfig& config, std::string_view bytes, const std::string& reason,
-                          InitReport* report) {
+Status Task::RecordConfig(const TaskConfig& config, std::string_view bytes,
+                          const std::string& reason, InitReport* report) {
   EventDraft draft;
   draft.run_id = NewRunId(env_);
   draft.type = "config";
@@ -207,7 +214,8 @@ Status Task::RecordConfig(const TaskConfig& config, std::string_view bytes, cons
   for (const Question& q : report->questions) {
     open.insert(q.key);
     if (state_.questions.count(q.key) != 0) continue;
-    EventDraft ask{draft.run_id, "question",
+    EventDraft ask{draft.run_id,
+                   "question",
                    {{"key", q.key}, {"text", q.text}, {"blocks", q.blocks}, {"open", true}}};
     TARE_RETURN_IF_ERROR(Append(ask).status());
   }
@@ -215,8 +223,10 @@ Status Task::RecordConfig(const TaskConfig& config, std::string_view bytes, cons
   for (const auto& [key, text] : asked) {
     if (open.count(key) != 0) continue;
     const std::string answer(config.Text(key));
-    EventDraft close{draft.run_id, "question",
-                     {{"key", key}, {"text", "answered: " + answer}, {"blocks", ""}, {"open", false}}};
+    EventDraft close{
+        draft.run_id,
+        "question",
+        {{"key", key}, {"text", "answered: " + answer}, {"blocks", ""}, {"open", false}}};
     TARE_RETURN_IF_ERROR(Append(close).status());
   }
   return Ok();
@@ -231,7 +241,8 @@ Result<InitReport> Task::Amend(const std::string& reason) {
   TARE_ASSIGN_OR_RETURN(const std::string bytes, env_->ReadFile(path));
   TARE_ASSIGN_OR_RETURN(const TaskConfig config, ParseTaskConfig(bytes, std::string(kTaskFile)));
   if (state_.config() != nullptr && state_.config()->sha256 == Hex(Sha256Of(bytes))) {
-    return Error(Code::kPrecondition, "task.toml is the one in the log; there is nothing to record");
+    return Error(Code::kPrecondition,
+                 "task.toml is the one in the log; there is nothing to record");
   }
   InitReport report;
   TARE_RETURN_IF_ERROR(RecordConfig(config, bytes, reason, &report));
@@ -269,7 +280,8 @@ Result<std::string> Task::StartRun(const RunStart& start) {
   return draft.run_id;
 }
 
-Status Task::Record(const RunRecord& run, const std::string& path, Role role, std::string_view bytes) {
+Status Task::Record(const RunRecord& run, const std::string& path, Role role,
+                    std::string_view bytes) {
   Sidecar s;
   s.subject = path;
   s.subject_sha256 = Hex(Sha256Of(bytes));
@@ -312,9 +324,11 @@ Status Task::Record(const RunRecord& run, const std::string& path, Role role, st
 Status Task::AddBytes(const std::string& run_id, const std::string& name, Role role,
                       std::string_view bytes) {
   const RunRecord* found = state_.FindRun(run_id);
-  if (found == nullptr) return Error(Code::kNotFound, "run {} is not in the log", Printable(run_id));
+  if (found == nullptr)
+    return Error(Code::kNotFound, "run {} is not in the log", Printable(run_id));
   const RunRecord run = *found;
-  if (run.ended) return Error(Code::kPrecondition, "run {} has ended; nothing is added late", run.id);
+  if (run.ended)
+    return Error(Code::kPrecondition, "run {} has ended; nothing is added late", run.id);
   const std::string path = run.step + "/" + run.id + "/" + name;
   TARE_RETURN_IF_ERROR(ParseArtifactPath(path).status());
   if (state_.FindArtifact(path) != nullptr) {
@@ -328,7 +342,8 @@ Status Task::AddBytes(const std::string& run_id, const std::string& name, Role r
   }
   // Every folder on the way must be a real one.
   std::string folder = RunDir(run);
-  for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
+  for (size_t slash = name.find('/'); slash != std::string::npos;
+       slash = name.find('/', slash + 1)) {
     TARE_RETURN_IF_ERROR(EnsurePlainDir(env_, folder + "/" + name.substr(0, slash)));
   }
   if (!IsPlainDir(env_, JoinPath(dir_, run.step)) || !IsPlainDir(env_, folder)) {
@@ -398,7 +413,8 @@ Result<std::vector<std::string>> Task::MarkLostRuns() {
 }
 
 Status Task::Refuse(const std::string& what, std::string_view reason, const std::string& detail) {
-  EventDraft draft{NewRunId(env_), "refused",
+  EventDraft draft{NewRunId(env_),
+                   "refused",
                    {{"what", Printable(what)}, {"reason", reason}, {"detail", Printable(detail)}}};
   return Append(draft).status();
 }

@@ -78,8 +78,8 @@ class Task {
   // is written.
   Result<Event> Append(const EventDraft& draft);
 
-  // Takes task.toml as it is now into the log and asks or closes questions. kInvalidArgument when it
-  // is malformed; kPrecondition when nothing changed.
+  // Takes task.toml as it is now into the log and asks or closes questions. kInvalidArgument when
+  // it is malformed; kPrecondition when nothing changed.
   Result<InitReport> Amend(const std::string& reason);
 
   // Starts a run and returns its ID; its folder exists afterwards.

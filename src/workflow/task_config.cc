@@ -72,7 +72,8 @@ Result<Reviewer> ParseReviewer(const Json& json) {
       r.revoked = value.get<bool>();
     } else {
       return InvalidArgument(
-          "reviewer.{}: unknown key; known are person, key, steps, valid_from, valid_until, revoked",
+          "reviewer.{}: unknown key; known are person, key, steps, valid_from, valid_until, "
+          "revoked",
           Printable(key));
     }
   }
@@ -99,7 +100,8 @@ class Collector {
   void Table(const toml::table& table, const std::string& prefix, int depth) {
     if (depth > 8) return Fail(table, prefix, "nested too deeply");
     for (const auto& [k, node] : table) {
-      const std::string key = prefix.empty() ? std::string(k.str()) : prefix + "." + std::string(k.str());
+      const std::string key =
+          prefix.empty() ? std::string(k.str()) : prefix + "." + std::string(k.str());
       if (prefix.empty() && key == "schema") {
         const auto* text = node.as_string();
         if (text == nullptr || text->get() != "tare-task-1") {
@@ -130,7 +132,8 @@ class Collector {
   }
 
   Result<TaskConfig> Finish(bool needs_schema) {
-    if (needs_schema && !has_schema_) errors_.push_back("line 1: schema = \"tare-task-1\" is missing");
+    if (needs_schema && !has_schema_)
+      errors_.push_back("line 1: schema = \"tare-task-1\" is missing");
     for (const std::string& text : config_.StringList("requester.keys")) {
       auto key = ParsePublicKey(text);
       if (!key.ok()) errors_.push_back("requester.keys: " + key.status().message());
@@ -179,7 +182,8 @@ class Collector {
       }
       for (const Reviewer& other : config_.reviewers) {
         if (other.public_key == reviewer->public_key) {
-          Fail(item, "", fmt::format("reviewer {}: the key of {} again", reviewer->person, other.person));
+          Fail(item, "",
+               fmt::format("reviewer {}: the key of {} again", reviewer->person, other.person));
         }
       }
       config_.reviewers.push_back(*std::move(reviewer));
@@ -196,7 +200,8 @@ class Collector {
 Result<TaskConfig> Parse(std::string_view text, std::string_view name, std::string_view kind,
                          bool needs_schema) {
   if (text.size() > kMaxTaskFileBytes) {
-    return InvalidArgument("{}: {} bytes; at most {} are read", name, text.size(), kMaxTaskFileBytes);
+    return InvalidArgument("{}: {} bytes; at most {} are read", name, text.size(),
+                           kMaxTaskFileBytes);
   }
   // The parser reports long lines and control characters badly, and recursion is its weak spot.
   size_t depth = 0;
@@ -305,9 +310,12 @@ TaskConfig DefaultConfig() {
 
 std::string RenderTaskToml(const TaskConfig& config) {
   std::string out =
-      "# The configuration of one Tare task. Every key that exists is listed; unknown keys are errors.\n"
-      "# After an edit, `tare init --amend \"why\"` records it; until then `tare verify` reports it.\n"
-      "# Class says what a change means: all but `cosmetic` and `authority` make evidence that depends\n"
+      "# The configuration of one Tare task. Every key that exists is listed; unknown keys are "
+      "errors.\n"
+      "# After an edit, `tare init --amend \"why\"` records it; until then `tare verify` reports "
+      "it.\n"
+      "# Class says what a change means: all but `cosmetic` and `authority` make evidence that "
+      "depends\n"
       "# on the key stale. Values given here win over recipes, recovered values and defaults.\n"
       "schema = \"tare-task-1\"\n";
   std::string section;
@@ -331,8 +339,10 @@ std::string RenderTaskToml(const TaskConfig& config) {
     }
   }
   out +=
-      "\n# Who may sign off, one [[reviewer]] table each. The list counts only once one of its members\n"
-      "# has signed it: `tare approve task`. A change of it needs a signature by a member of the list\n"
+      "\n# Who may sign off, one [[reviewer]] table each. The list counts only once one of its "
+      "members\n"
+      "# has signed it: `tare approve task`. A change of it needs a signature by a member of the "
+      "list\n"
       "# before it. Keys are Ed25519: `ssh-ed25519 AAAA...` or `ed25519:<64 hex>`.\n"
       "# [[reviewer]]\n"
       "# person = \"bob\"\n"

@@ -18,12 +18,12 @@ namespace tare::workflow {
 // Someone who may sign off. A [[reviewer]] table of task.toml.
 struct Reviewer {
   std::string person;
-  std::string key;                  // as written
+  std::string key;  // as written
   PublicKey public_key;
-  std::vector<std::string> steps;   // "C1", "C9", "task"
-  std::string valid_from;           // RFC 3339 UTC, seconds; empty: no bound
+  std::vector<std::string> steps;  // "C1", "C9", "task"
+  std::string valid_from;          // RFC 3339 UTC, seconds; empty: no bound
   std::string valid_until;
-  bool revoked = false;             // voids every signature by this key
+  bool revoked = false;  // voids every signature by this key
 };
 
 struct ConfigValue {

@@ -13,7 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     auto again = ParseTaskConfig(RenderTaskToml(*config), "task.toml");
     TARE_CHECK(again.ok()) << again.status().ToString();
     TARE_CHECK(again->values.size() == config->values.size());
-    for (const auto& [key, value] : config->values) TARE_CHECK(again->Text(key) == value.text) << key;
+    for (const auto& [key, value] : config->values)
+      TARE_CHECK(again->Text(key) == value.text) << key;
     TARE_CHECK(again->AuthorityDigest() == config->AuthorityDigest());
     auto logged = ConfigFromJson(ConfigToJson(*config));
     TARE_CHECK(logged.ok() && logged->AuthorityDigest() == config->AuthorityDigest());

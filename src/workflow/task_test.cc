@@ -107,7 +107,8 @@ TEST(Task, EmptyRawResultsAreRefused) {  // CHEAP-13
     out[0] = static_cast<char>(header.size());
     return out + header + data;
   };
-  const std::string header = R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"loss_mask":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})";
+  const std::string header =
+      R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"loss_mask":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})";
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"a.bin", ""},
       {"a.jsonl", "\n \n"},
@@ -131,10 +132,9 @@ TEST(Task, EmptyRawResultsAreRefused) {  // CHEAP-13
     EXPECT_FALSE(status.ok()) << name;
     EXPECT_NE(status.message().find("empty-artifact"), std::string::npos) << status.message();
   }
-  EXPECT_TRUE(
-      task->AddBytes(open, "a.safetensors", Role::kRaw,
-                     safetensors(header, std::string("\0\0\x80\x3f\1\0", 6)))
-          .ok());
+  EXPECT_TRUE(task->AddBytes(open, "a.safetensors", Role::kRaw,
+                             safetensors(header, std::string("\0\0\x80\x3f\1\0", 6)))
+                  .ok());
 }
 
 TEST(Evidence, TenKindsThatNeverStandInForEachOther) {  // DOC-07
@@ -146,16 +146,26 @@ TEST(Evidence, TenKindsThatNeverStandInForEachOther) {  // DOC-07
     Staleness s(task->state());
     const State& state = task->state();
     switch (wanted) {
-      case EvidenceKind::kE1: return Evidence<EvidenceKind::kE1>::From(state, &s, run).ok();
-      case EvidenceKind::kE2: return Evidence<EvidenceKind::kE2>::From(state, &s, run).ok();
-      case EvidenceKind::kE3: return Evidence<EvidenceKind::kE3>::From(state, &s, run).ok();
-      case EvidenceKind::kE4: return Evidence<EvidenceKind::kE4>::From(state, &s, run).ok();
-      case EvidenceKind::kE5: return Evidence<EvidenceKind::kE5>::From(state, &s, run).ok();
-      case EvidenceKind::kE6: return Evidence<EvidenceKind::kE6>::From(state, &s, run).ok();
-      case EvidenceKind::kE7: return Evidence<EvidenceKind::kE7>::From(state, &s, run).ok();
-      case EvidenceKind::kE8: return Evidence<EvidenceKind::kE8>::From(state, &s, run).ok();
-      case EvidenceKind::kE9: return Evidence<EvidenceKind::kE9>::From(state, &s, run).ok();
-      case EvidenceKind::kE10: return Evidence<EvidenceKind::kE10>::From(state, &s, run).ok();
+      case EvidenceKind::kE1:
+        return Evidence<EvidenceKind::kE1>::From(state, &s, run).ok();
+      case EvidenceKind::kE2:
+        return Evidence<EvidenceKind::kE2>::From(state, &s, run).ok();
+      case EvidenceKind::kE3:
+        return Evidence<EvidenceKind::kE3>::From(state, &s, run).ok();
+      case EvidenceKind::kE4:
+        return Evidence<EvidenceKind::kE4>::From(state, &s, run).ok();
+      case EvidenceKind::kE5:
+        return Evidence<EvidenceKind::kE5>::From(state, &s, run).ok();
+      case EvidenceKind::kE6:
+        return Evidence<EvidenceKind::kE6>::From(state, &s, run).ok();
+      case EvidenceKind::kE7:
+        return Evidence<EvidenceKind::kE7>::From(state, &s, run).ok();
+      case EvidenceKind::kE8:
+        return Evidence<EvidenceKind::kE8>::From(state, &s, run).ok();
+      case EvidenceKind::kE9:
+        return Evidence<EvidenceKind::kE9>::From(state, &s, run).ok();
+      case EvidenceKind::kE10:
+        return Evidence<EvidenceKind::kE10>::From(state, &s, run).ok();
     }
     return false;
   };
@@ -202,7 +212,8 @@ TEST(Scope, AnswersPassOnlyInsideARecordedScope) {  // GEN-31
           {"shape":["b64"],"topology":["1"],"dtype":["fp8"],"model":["m"],"path":["decode"]}])"));
   spec.conclusion = c;
   AddRun(task.get(), spec);
-  const auto ask = [&](ScopePoint p, EvidenceKind kind = EvidenceKind::kE5, const char* step = "C3") {
+  const auto ask = [&](ScopePoint p, EvidenceKind kind = EvidenceKind::kE5,
+                       const char* step = "C3") {
     Staleness s(task->state());
     return QueryScope(task->state(), &s, step, kind, p).verdict;
   };
@@ -215,16 +226,14 @@ TEST(Scope, AnswersPassOnlyInsideARecordedScope) {  // GEN-31
   EXPECT_EQ(ask({"b1", "1", "bf16", "m", ""}), Verdict::kNotCovered);
   EXPECT_EQ(ask({"b1", "1", "bf16", "m", "decode"}, EvidenceKind::kE6), Verdict::kNotCovered);
   EXPECT_EQ(ask({"b1", "1", "bf16", "m", "decode"}, EvidenceKind::kE5, "C4"), Verdict::kNotCovered);
-  EXPECT_FALSE(Conclusion::FromJson({{"schema", "tare-conclusion-1"}, {"verdict", "pass"},
-                                     {"scope", Json::array()}})
+  EXPECT_FALSE(Conclusion::FromJson(
+                   {{"schema", "tare-conclusion-1"}, {"verdict", "pass"}, {"scope", Json::array()}})
                    .ok());
   for (const char* bad : {"shape=b1", "shape=;topology=1;dtype=x;model=m;path=p", "x=1", "shape",
                           "shape=a;shape=b;topology=1;dtype=x;model=m;path=p"}) {
     EXPECT_FALSE(Scope::FromText(bad).ok()) << bad;
   }
 }
-
-
 
 TEST(Staleness, NamesTheInputAndIsTransitiveWithEarlyCutoff) {  // GEN-12, GEN-21, A-25
   TempDir dir;
@@ -243,8 +252,10 @@ TEST(Staleness, NamesTheInputAndIsTransitiveWithEarlyCutoff) {  // GEN-12, GEN-2
     return s.Of(*task->state().FindRun(id));
   };
   const auto observe = [&](std::vector<Dependency> d, std::vector<std::string> unknown = {}) {
-    EventDraft draft{task->state().task_id, "observed",
-                     {{"candidate", ""}, {"dependencies", DependenciesToJson(d)}, {"unknown", unknown}}};
+    EventDraft draft{
+        task->state().task_id,
+        "observed",
+        {{"candidate", ""}, {"dependencies", DependenciesToJson(d)}, {"unknown", unknown}}};
     ASSERT_TRUE(task->Append(draft).ok());
   };
   RunSpec upstream;
@@ -424,7 +435,8 @@ TEST(Index, FailedStaysVisibleAndEveryListIsExplicit) {  // GEN-17
   EXPECT_NE(l.unverified[0].find("run-incomplete"), std::string::npos);
   EXPECT_TRUE(l.human_confirmed.empty());
   Staleness s(task->state());
-  EXPECT_NE(RenderStepIndex(task->state(), &s, "C1").find("### Human-confirmed\n\n- none"), std::string::npos);
+  EXPECT_NE(RenderStepIndex(task->state(), &s, "C1").find("### Human-confirmed\n\n- none"),
+            std::string::npos);
   ASSERT_EQ(Approve(task.get(), "C1", "bob", kBob, true).verdict, Verdict::kPass);
   l = lists();
   EXPECT_EQ(l.human_confirmed, std::vector<std::string>{"tile-64, by bob"});
@@ -442,10 +454,10 @@ TEST(Index, FailedStaysVisibleAndEveryListIsExplicit) {  // GEN-17
   EXPECT_EQ(report->findings[0].reason, reason::kGeneratedEdited);
   const std::string body = page.substr(0, page.rfind("\n<!-- generated"));
   auto view = ReadTask(&env, dir / "t");
-  ASSERT_TRUE(env.WriteFileAtomic(
-                     dir / "t/C1/index.md",
-                     WithFooter(body, {view->log.scan.lines.size(), view->log.scan.head}))
-                  .ok());
+  ASSERT_TRUE(
+      env.WriteFileAtomic(dir / "t/C1/index.md",
+                          WithFooter(body, {view->log.scan.lines.size(), view->log.scan.head}))
+          .ok());
   EXPECT_EQ(VerifyTask(&env, dir / "t")->findings[0].reason, reason::kGeneratedEdited);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Shared by the tests of this room: a temporary directory, an Env without fsync (tests of logic need
-// none), and one with a settable clock.
+// Shared by the tests of this room: a temporary directory, an Env without fsync (tests of logic
+// need none), and one with a settable clock.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -80,7 +80,7 @@ class TestEnv : public Env {
   int64_t step_ns = 1000;
   int64_t syncs = 0;
   std::string unreadable;  // opening this path fails, as root cannot be made to fail
-  Status next_append;  // the next append to any file fails with this
+  Status next_append;      // the next append to any file fails with this
 
  private:
   class File : public WritableFile {

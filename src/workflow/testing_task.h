@@ -29,20 +29,24 @@ struct TestKey {
   }
   std::string Sign(std::string_view message) const {
     Pkey key = Make();
-    std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
+    std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
+                                                                    EVP_MD_CTX_free);
     std::string out(64, '\0');
     size_t size = out.size();
     EXPECT_EQ(EVP_DigestSignInit(context.get(), nullptr, nullptr, nullptr, key.get()), 1);
-    EXPECT_EQ(EVP_DigestSign(context.get(), reinterpret_cast<unsigned char*>(out.data()), &size,
-                             reinterpret_cast<const unsigned char*>(message.data()), message.size()),
-              1);
+    EXPECT_EQ(
+        EVP_DigestSign(context.get(), reinterpret_cast<unsigned char*>(out.data()), &size,
+                       reinterpret_cast<const unsigned char*>(message.data()), message.size()),
+        1);
     return out;
   }
   // As `ssh-keygen -Y sign` writes it.
-  std::string SshSign(std::string_view message, const std::string& name_space = "tare-review") const {
+  std::string SshSign(std::string_view message,
+                      const std::string& name_space = "tare-review") const {
     const auto wire = [](std::string_view s) {
       std::string out(4, '\0');
-      for (int i = 0; i < 4; ++i) out[static_cast<size_t>(i)] = static_cast<char>(s.size() >> (24 - 8 * i));
+      for (int i = 0; i < 4; ++i)
+        out[static_cast<size_t>(i)] = static_cast<char>(s.size() >> (24 - 8 * i));
       return out.append(s);
     };
     const std::string raw(reinterpret_cast<const char*>(public_key.bytes.data()), 32);
@@ -71,7 +75,8 @@ struct TestKey {
  private:
   using Pkey = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
   Pkey Make() const {
-    return Pkey(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), 32), EVP_PKEY_free);
+    return Pkey(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), 32),
+                EVP_PKEY_free);
   }
 };
 
@@ -116,7 +121,8 @@ inline Conclusion FailConclusion(const std::string& reason = "bit-mismatch") {
   return c;
 }
 
-inline std::unique_ptr<Task> InitTask(Env* env, const std::string& dir, const std::string& toml = TestToml()) {
+inline std::unique_ptr<Task> InitTask(Env* env, const std::string& dir,
+                                      const std::string& toml = TestToml()) {
   const std::string from = dir + ".user.toml";
   EXPECT_TRUE(env->WriteFileAtomic(from, toml).ok());
   InitOptions options;
@@ -133,9 +139,11 @@ struct RunSpec {
   EvidenceKind kind = EvidenceKind::kE5;
   std::string candidate;
   std::optional<Conclusion> conclusion = PassConclusion();
-  std::vector<Dependency> dependencies = {{DependencyType::kCode, "src/a.cc", std::string(64, 'a')}};
+  std::vector<Dependency> dependencies = {
+      {DependencyType::kCode, "src/a.cc", std::string(64, 'a')}};
   std::optional<int64_t> exit_code = 0;
-  std::vector<std::pair<std::string, std::string>> raw = {{"raw.jsonl", "{\"logprob\":\"bf800000\"}\n"}};
+  std::vector<std::pair<std::string, std::string>> raw = {
+      {"raw.jsonl", "{\"logprob\":\"bf800000\"}\n"}};
   std::string skip;  // a role to leave out
   std::vector<std::string> command = {"measure", "--all"};
 };
@@ -158,7 +166,8 @@ inline std::string AddRun(Task* task, const RunSpec& spec) {
   add("config.json", Role::kConfig, "{\"command\":[\"measure\"]}\n");
   add("identity.json", Role::kIdentity, "{\"host\":\"h\"}\n");
   for (const auto& [name, bytes] : spec.raw) add(name, Role::kRaw, bytes);
-  if (spec.conclusion) add("conclusion.json", Role::kConclusion, spec.conclusion->ToJson().dump() + "\n");
+  if (spec.conclusion)
+    add("conclusion.json", Role::kConclusion, spec.conclusion->ToJson().dump() + "\n");
   RunEnd end;
   end.exit_code = spec.exit_code;
   end.conclusion = spec.conclusion;
@@ -167,7 +176,8 @@ inline std::string AddRun(Task* task, const RunSpec& spec) {
   return *id;
 }
 
-inline std::string StatementFor(const Task& task, const ReviewRequest& request, const std::string& person,
+inline std::string StatementFor(const Task& task, const ReviewRequest& request,
+                                const std::string& person,
                                 const std::string& decision = "approve") {
   Statement s;
   s.task_id = task.state().task_id;
@@ -185,7 +195,8 @@ inline AcceptResult Approve(Task* task, const std::string& step, const std::stri
   auto request = PrepareReview(task, step, {}, {});
   EXPECT_TRUE(request.ok()) << request.status().ToString();
   const std::string statement = StatementFor(*task, *request, person);
-  auto result = AcceptSignOff(task, statement, ssh ? key.SshSign(statement) : key.Sign(statement), {});
+  auto result =
+      AcceptSignOff(task, statement, ssh ? key.SshSign(statement) : key.Sign(statement), {});
   EXPECT_TRUE(result.ok()) << result.status().ToString();
   return *result;
 }

@@ -33,8 +33,8 @@ std::string NewRunId(Env* env) {
   }
   return fmt::format("{:08x}-{:04x}-7{:03x}-{:02x}{:02x}-{:02x}{:02x}{:02x}{:02x}{:02x}{:02x}",
                      static_cast<uint32_t>(ms >> 16), static_cast<uint32_t>(ms & 0xffff), count,
-                     0x80 | (random[0] & 0x3f), random[1], random[2], random[3], random[4], random[5],
-                     random[6], random[7]);
+                     0x80 | (random[0] & 0x3f), random[1], random[2], random[3], random[4],
+                     random[5], random[6], random[7]);
 }
 
 bool IsRunId(std::string_view text) {
@@ -47,7 +47,8 @@ bool IsRunId(std::string_view text) {
       return false;
     }
   }
-  return text[14] == '7' && (text[19] == '8' || text[19] == '9' || text[19] == 'a' || text[19] == 'b');
+  return text[14] == '7' &&
+         (text[19] == '8' || text[19] == '9' || text[19] == 'a' || text[19] == 'b');
 }
 
 }  // namespace tare::workflow

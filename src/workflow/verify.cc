@@ -20,8 +20,10 @@ namespace {
 
 Status Walk(Env* env, const std::string& dir, const std::string& relative, int depth,
             std::vector<TreeEntry>* out) {
-  if (depth > 40) return Error(Code::kExhausted, "{}: folders nested too deeply", Printable(relative));
-  TARE_ASSIGN_OR_RETURN(const auto names, env->List(relative.empty() ? dir : JoinPath(dir, relative)));
+  if (depth > 40)
+    return Error(Code::kExhausted, "{}: folders nested too deeply", Printable(relative));
+  TARE_ASSIGN_OR_RETURN(const auto names,
+                        env->List(relative.empty() ? dir : JoinPath(dir, relative)));
   for (const std::string& name : names) {
     const std::string path = relative.empty() ? name : relative + "/" + name;
     auto info = env->Stat(JoinPath(dir, path));
@@ -129,7 +131,8 @@ class Verifier {
       if (c.origin != state_.task_id) {
         why = fmt::format("the checkpoint is of task {}, this is {}", c.origin, state_.task_id);
       } else if (c.size > n) {
-        why = fmt::format("the checkpoint counts {} events, the log has {}: it was cut back", c.size, n);
+        why = fmt::format("the checkpoint counts {} events, the log has {}: it was cut back",
+                          c.size, n);
       } else if (LineHash(scan.lines[c.size - 1]) != c.head) {
         why = fmt::format("event {} is not the one the checkpoint was taken at", c.size - 1);
       }
@@ -144,7 +147,8 @@ class Verifier {
     const auto at = files_.find(path);
     if (at == files_.end()) {
       Add(reason::kArtifactMissing, path,
-          tree_known_ ? "it is recorded and not there" : "it is recorded and could not be looked for");
+          tree_known_ ? "it is recorded and not there"
+                      : "it is recorded and could not be looked for");
       return nullptr;
     }
     if (at->second.kind != FileInfo::Kind::kFile) {
@@ -285,7 +289,8 @@ class Verifier {
     const auto at = files_.find(path);
     if (at == files_.end()) {
       Add(reason::kArtifactMissing, path,
-          tree_known_ ? "it is recorded and not there" : "it is recorded and could not be looked for");
+          tree_known_ ? "it is recorded and not there"
+                      : "it is recorded and could not be looked for");
       return nullptr;
     }
     if (at->second.kind != FileInfo::Kind::kFile) {
@@ -325,7 +330,8 @@ class Verifier {
     for (const SignOffRecord& s : state_.signoffs) {
       const std::string where = fmt::format("event {} (sign-off of {})", s.seq, s.step);
       std::string statement, signature;
-      if (!ReadRecorded(s.statement_path, &statement) || !ReadRecorded(s.signature_path, &signature)) {
+      if (!ReadRecorded(s.statement_path, &statement) ||
+          !ReadRecorded(s.signature_path, &signature)) {
         continue;  // the artifact's own finding says it
       }
       Status status = RecheckSignOff(state_, s, statement, signature);
@@ -412,8 +418,9 @@ class Verifier {
     }
     for (const auto& [path, info] : files_) {
       if (recorded_.count(path) != 0) continue;
-      const bool of_open_run = std::any_of(open_runs.begin(), open_runs.end(),
-                                           [&file = path](const std::string& p) { return file.starts_with(p); });
+      const bool of_open_run =
+          std::any_of(open_runs.begin(), open_runs.end(),
+                      [&file = path](const std::string& p) { return file.starts_with(p); });
       Add(reason::kUnrecordedFile, path,
           of_open_run ? "it belongs to a run that is still open" : "no event names it");
     }
@@ -433,12 +440,14 @@ class Verifier {
           "that the log was not cut back to an earlier event, or rewritten from scratch: only a "
           "checkpoint kept elsewhere shows it (--checkpoint)");
     } else {
-      out.push_back(fmt::format("that no events after number {}, where the checkpoint was taken, were "
-                                "cut off or rewritten",
-                                options_.checkpoint->size - 1));
+      out.push_back(
+          fmt::format("that no events after number {}, where the checkpoint was taken, were "
+                      "cut off or rewritten",
+                      options_.checkpoint->size - 1));
     }
     if (options_.quick) out.push_back("the bytes of artifacts: they were not read");
-    out.push_back("that recorded commands did what they say: their outputs are bound to them, not judged");
+    out.push_back(
+        "that recorded commands did what they say: their outputs are bound to them, not judged");
     if (AuthorityInForce(state_, UINT64_MAX) != nullptr) {
       std::string keys;
       for (const Reviewer& r : AuthorityInForce(state_, UINT64_MAX)->config.reviewers) {

@@ -36,7 +36,8 @@ struct VerifyReport {
 };
 
 // Status errors only when there is no log to read at all.
-Result<VerifyReport> VerifyTask(Env* env, const std::string& dir, const VerifyOptions& options = {});
+Result<VerifyReport> VerifyTask(Env* env, const std::string& dir,
+                                const VerifyOptions& options = {});
 
 // Every file below `dir`, links and devices included, relative and sorted; links are not followed.
 struct TreeEntry {

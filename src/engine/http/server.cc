@@ -80,7 +80,8 @@ class Session : public std::enable_shared_from_this<Session> {
     parser_.emplace();
     parser_->header_limit(static_cast<uint32_t>(shared_->config.max_header_bytes));
     parser_->body_limit(shared_->config.max_body_bytes);
-    StartReadTimer(buffer_.size() > 0 ? shared_->config.read_seconds : shared_->config.idle_seconds);
+    StartReadTimer(buffer_.size() > 0 ? shared_->config.read_seconds
+                                      : shared_->config.idle_seconds);
     bhttp::async_read_header(
         stream_, buffer_, *parser_,
         [self = shared_from_this()](error_code e, size_t) { self->HaveHeader(e); });
@@ -168,7 +169,8 @@ class Session : public std::enable_shared_from_this<Session> {
     ReadBody();
   }
 
-  // The stream's own expiry closes the socket, and then nobody can be told; this one only ends the read.
+  // The stream's own expiry closes the socket, and then nobody can be told; this one only ends the
+  // read.
   void StartReadTimer(double seconds) {
     timed_out_ = false;
     read_timer_.expires_after(Nanoseconds(seconds));

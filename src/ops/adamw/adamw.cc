@@ -46,8 +46,8 @@ void StepT(const Params& p, const StepConstants& k, const Args& a, int64_t begin
     if (a.copy != nullptr) StorePart(out, a.copy + i, n);
   });
 }
-void StepRange(const Params& p, const StepConstants& k, const Args& a, int64_t begin, int64_t end, bool coupled,
-               bool inside) {
+void StepRange(const Params& p, const StepConstants& k, const Args& a, int64_t begin, int64_t end,
+               bool coupled, bool inside) {
   if (coupled) return StepT<true, false>(p, k, a, begin, end);
   if (inside) return StepT<false, true>(p, k, a, begin, end);
   StepT<false, false>(p, k, a, begin, end);
@@ -82,7 +82,8 @@ StepConstants ConstantsOf(const Params& params, float lr, int64_t step) {
     k.c1 = static_cast<float>(1.0 / (1.0 - Power(static_cast<double>(params.beta1), step)));
     k.c2 = static_cast<float>(1.0 / (1.0 - Power(static_cast<double>(params.beta2), step)));
   }
-  k.decay = static_cast<float>(1.0 - static_cast<double>(lr) * static_cast<double>(params.weight_decay));
+  k.decay =
+      static_cast<float>(1.0 - static_cast<double>(lr) * static_cast<double>(params.weight_decay));
   return k;
 }
 
@@ -90,19 +91,22 @@ Status Step(const Ctx& ctx, const Params& params, const Args& args) {
   TARE_RETURN_IF_ERROR(CheckCpu("adamw", ctx));
   const auto beta_ok = [](float b) { return b >= 0.0f && b < 1.0f; };
   if (!beta_ok(params.beta1) || !beta_ok(params.beta2)) {
-    return InvalidArgument("adamw: betas are {} and {}; each in [0, 1)", params.beta1, params.beta2);
+    return InvalidArgument("adamw: betas are {} and {}; each in [0, 1)", params.beta1,
+                           params.beta2);
   }
   if (!(params.eps >= 0.0f) || !std::isfinite(params.eps)) {
     return InvalidArgument("adamw: eps is {}; a finite number of at least 0", params.eps);
   }
   if (!(params.weight_decay >= 0.0f) || !std::isfinite(params.weight_decay)) {
-    return InvalidArgument("adamw: weight_decay is {}; a finite number of at least 0", params.weight_decay);
+    return InvalidArgument("adamw: weight_decay is {}; a finite number of at least 0",
+                           params.weight_decay);
   }
   if (!std::isfinite(args.lr)) return InvalidArgument("adamw: lr is {}; a finite number", args.lr);
   if (!std::isfinite(args.grad_scale)) {
     return InvalidArgument("adamw: grad_scale is {}; a finite number", args.grad_scale);
   }
-  if (args.step < 1) return InvalidArgument("adamw: step is {}; the first update is step 1", args.step);
+  if (args.step < 1)
+    return InvalidArgument("adamw: step is {}; the first update is step 1", args.step);
   TARE_RETURN_IF_ERROR(CheckRows("adamw", args.count));
   TARE_RETURN_IF_ERROR(CheckPointer("adamw", "master", args.master, args.count));
   TARE_RETURN_IF_ERROR(CheckPointer("adamw", "m", args.m, args.count));

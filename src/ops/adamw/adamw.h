@@ -38,8 +38,8 @@ struct Args {
   const float* grad = nullptr;  // [count]
   uint16_t* copy = nullptr;     // [count] bf16; may be null
   float lr = 0.0f;
-  int64_t step = 0;             // t, 1 at the first update
-  float grad_scale = 1.0f;      // clip factor
+  int64_t step = 0;         // t, 1 at the first update
+  float grad_scale = 1.0f;  // clip factor
 };
 
 // What t decides, the same on every device.

@@ -15,7 +15,8 @@ namespace {
 
 Status CheckStride(std::string_view field, int64_t stride, int64_t row) {
   if (stride == 0 || stride >= row) return Ok();
-  return InvalidArgument("attention: {} {}; it must be 0 or at least the row of {} elements", field, stride, row);
+  return InvalidArgument("attention: {} {}; it must be 0 or at least the row of {} elements", field,
+                         stride, row);
 }
 
 Status CheckPointer(std::string_view field, const void* pointer) {
@@ -28,19 +29,22 @@ Status CheckRuns(std::span<const Run> runs, int64_t tokens) {
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
     if (r.q_rows < 0 || r.q_begin < 0 || r.q_begin > tokens || r.q_rows > tokens - r.q_begin) {
-      return InvalidArgument("attention: run {} has rows [{}, {} + {}); they must lie inside [0, {})", i, r.q_begin,
-                             r.q_begin, r.q_rows, tokens);
+      return InvalidArgument(
+          "attention: run {} has rows [{}, {} + {}); they must lie inside [0, {})", i, r.q_begin,
+          r.q_begin, r.q_rows, tokens);
     }
     if (r.position < 0 || r.position > (int64_t{1} << 30) - r.q_rows) {
-      return InvalidArgument("attention: run {} starts at position {}; positions must lie in [0, 2^30)", i,
-                             r.position);
+      return InvalidArgument(
+          "attention: run {} starts at position {}; positions must lie in [0, 2^30)", i,
+          r.position);
     }
     if (r.q_rows > 0) spans.emplace_back(r.q_begin, r.q_begin + r.q_rows);
   }
   std::sort(spans.begin(), spans.end());
   for (size_t i = 1; i < spans.size(); ++i) {
     if (spans[i].first < spans[i - 1].second) {
-      return InvalidArgument("attention: two runs share row {}; every row belongs to one", spans[i].first);
+      return InvalidArgument("attention: two runs share row {}; every row belongs to one",
+                             spans[i].first);
     }
   }
   return Ok();
@@ -51,8 +55,9 @@ Status CheckPacked(std::span<const Run> runs, int64_t rows) {
     const Run& r = runs[i];
     const int64_t keys = r.position + r.q_rows;
     if (r.kv_begin < 0 || r.kv_begin > rows || keys > rows - r.kv_begin) {
-      return InvalidArgument("attention: run {} reads K rows [{}, {} + {}); the packed buffer has {}", i, r.kv_begin,
-                             r.kv_begin, keys, rows);
+      return InvalidArgument(
+          "attention: run {} reads K rows [{}, {} + {}); the packed buffer has {}", i, r.kv_begin,
+          r.kv_begin, keys, rows);
     }
   }
   return Ok();
@@ -60,24 +65,25 @@ Status CheckPacked(std::span<const Run> runs, int64_t rows) {
 
 Status CheckPages(const KvSource& kv, std::span<const Run> runs, bool read_table) {
   if (kv.page_size < 1 || kv.num_pages < 0 || kv.max_pages < 0 || kv.table_rows < 0) {
-    return InvalidArgument("attention: page_size {}, num_pages {}, block table [{}, {}]; page_size must be at least 1 "
-                           "and the others not negative",
-                           kv.page_size, kv.num_pages, kv.table_rows, kv.max_pages);
+    return InvalidArgument(
+        "attention: page_size {}, num_pages {}, block table [{}, {}]; page_size must be at least 1 "
+        "and the others not negative",
+        kv.page_size, kv.num_pages, kv.table_rows, kv.max_pages);
   }
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
     if (r.q_rows == 0) continue;
     const int64_t pages = (r.position + r.q_rows + kv.page_size - 1) / kv.page_size;
     if (r.block_row < 0 || r.block_row >= kv.table_rows || pages > kv.max_pages) {
-      return InvalidArgument("attention: run {} needs {} pages in row {} of a block table [{}, {}]", i, pages,
-                             r.block_row, kv.table_rows, kv.max_pages);
+      return InvalidArgument("attention: run {} needs {} pages in row {} of a block table [{}, {}]",
+                             i, pages, r.block_row, kv.table_rows, kv.max_pages);
     }
     if (!read_table) continue;
     for (int64_t j = 0; j < pages; ++j) {
       const int32_t page = kv.block_table[r.block_row * kv.max_pages + j];
       if (page < 0 || page >= kv.num_pages) {
-        return InvalidArgument("attention: block_table[{}][{}] is {}; pages are [0, {})", r.block_row, j, page,
-                               kv.num_pages);
+        return InvalidArgument("attention: block_table[{}][{}] is {}; pages are [0, {})",
+                               r.block_row, j, page, kv.num_pages);
       }
     }
   }
@@ -104,11 +110,13 @@ struct Block {
 
 Status Check(const Params& p) {
   if (p.q_heads <= 0 || p.kv_heads <= 0 || p.q_heads % p.kv_heads != 0) {
-    return InvalidArgument("attention: {} query heads over {} KV heads; the second must divide the first", p.q_heads,
-                           p.kv_heads);
+    return InvalidArgument(
+        "attention: {} query heads over {} KV heads; the second must divide the first", p.q_heads,
+        p.kv_heads);
   }
   if (p.head_dim <= 0 || p.head_dim % 16 != 0 || p.head_dim > 256) {
-    return InvalidArgument("attention: head_dim {}; it must be a multiple of 16, at most 256", p.head_dim);
+    return InvalidArgument("attention: head_dim {}; it must be a multiple of 16, at most 256",
+                           p.head_dim);
   }
   if (p.dtype != DType::kBF16 && p.dtype != DType::kF16 && p.dtype != DType::kF32) {
     return InvalidArgument("attention: dtype {}; it must be bf16, f16 or f32", DTypeName(p.dtype));
@@ -117,23 +125,28 @@ Status Check(const Params& p) {
     return InvalidArgument("attention: scale {}; it must be positive and finite", p.scale);
   }
   if (!(p.softcap >= 0.0f) || p.softcap > 1e30f) {
-    return InvalidArgument("attention: softcap {}; it must be 0 (none) or positive and finite", p.softcap);
+    return InvalidArgument("attention: softcap {}; it must be 0 (none) or positive and finite",
+                           p.softcap);
   }
-  if (p.window < 0) return InvalidArgument("attention: window {}; it must be 0 (none) or positive", p.window);
+  if (p.window < 0)
+    return InvalidArgument("attention: window {}; it must be 0 (none) or positive", p.window);
   if (p.kv_tile != 64 && p.kv_tile != 128) {
     return InvalidArgument("attention: kv_tile {}; it must be 64 or 128", p.kv_tile);
   }
   if (p.kv_split < 256 || p.kv_split > 2048 || p.kv_split % p.kv_tile != 0) {
-    return InvalidArgument("attention: kv_split {}; it must be a multiple of kv_tile {} in [256, 2048]", p.kv_split,
-                           p.kv_tile);
+    return InvalidArgument(
+        "attention: kv_split {}; it must be a multiple of kv_tile {} in [256, 2048]", p.kv_split,
+        p.kv_tile);
   }
   if (p.unit_rows <= 0 || p.unit_rows % 16 != 0) {
-    return InvalidArgument("attention: unit_rows {}; it must be a positive multiple of 16", p.unit_rows);
+    return InvalidArgument("attention: unit_rows {}; it must be a positive multiple of 16",
+                           p.unit_rows);
   }
   return Ok();
 }
 
-size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t tokens, int64_t runs, int64_t max_keys) {
+size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t tokens, int64_t runs,
+                      int64_t max_keys) {
 #ifdef TARE_WITH_CUDA
   if (ctx.device == Device::kCuda) return WorkspaceBytesCuda(ctx, params, tokens, runs, max_keys);
 #endif
@@ -141,9 +154,11 @@ size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t tokens, int6
   return 0;
 }
 
-size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t tokens, int64_t runs, int64_t max_keys) {
+size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t tokens, int64_t runs,
+                              int64_t max_keys) {
 #ifdef TARE_WITH_CUDA
-  if (ctx.device == Device::kCuda) return BackwardWorkspaceBytesCuda(ctx, params, tokens, runs, max_keys);
+  if (ctx.device == Device::kCuda)
+    return BackwardWorkspaceBytesCuda(ctx, params, tokens, runs, max_keys);
 #endif
   (void)ctx, (void)params, (void)tokens, (void)runs, (void)max_keys;
   return 0;
@@ -151,7 +166,8 @@ size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t toke
 
 Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   TARE_RETURN_IF_ERROR(Check(p));
-  if (a.tokens < 0) return InvalidArgument("attention: tokens {}; it must not be negative", a.tokens);
+  if (a.tokens < 0)
+    return InvalidArgument("attention: tokens {}; it must not be negative", a.tokens);
   TARE_RETURN_IF_ERROR(CheckRuns(a.runs, a.tokens));
   TARE_RETURN_IF_ERROR(CheckStride("q_stride", a.q_stride, p.q_heads * p.head_dim));
   TARE_RETURN_IF_ERROR(CheckStride("out_stride", a.out_stride, p.q_heads * p.head_dim));
@@ -165,7 +181,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   TARE_RETURN_IF_ERROR(CheckPointer("v", a.kv.v));
   TARE_RETURN_IF_ERROR(CheckPointer("out", a.out));
   if (p.sink != (a.sink != nullptr)) {
-    return InvalidArgument("attention: sink pointer is {} but params.sink is {}", a.sink ? "given" : "null", p.sink);
+    return InvalidArgument("attention: sink pointer is {} but params.sink is {}",
+                           a.sink ? "given" : "null", p.sink);
   }
   if (a.kv.block_table == nullptr) {
     TARE_RETURN_IF_ERROR(CheckPacked(a.runs, a.kv.rows));
@@ -179,8 +196,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   if (ctx.pool == nullptr) return InvalidArgument("attention: ctx.pool is null; the CPU needs one");
 
   const Params params = ctx.batch_invariance == BatchInvariance::kOn ? p : NativeParams(p, a);
-  const bool sm90 = ctx.batch_invariance == BatchInvariance::kOn && ctx.profile == Profile::kSm90Mma &&
-                    p.dtype != DType::kF32;
+  const bool sm90 = ctx.batch_invariance == BatchInvariance::kOn &&
+                    ctx.profile == Profile::kSm90Mma && p.dtype != DType::kF32;
   const char* kernel = sm90 ? "attention_fwd_sm90" : "attention_fwd_ieee";
   if (AnyFault(ctx.side)) {
     kernel = "attention_fwd_plain";
@@ -194,12 +211,14 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
         const int64_t lanes = std::min(kMaxLanes, flat - f);
         const int64_t last = run.position + (f + lanes - 1) / group + 1;
         for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
-          blocks.push_back({&run, kv, f, lanes, (p.window == 0 ? last : std::min(last, p.window + lanes)) * lanes});
+          blocks.push_back({&run, kv, f, lanes,
+                            (p.window == 0 ? last : std::min(last, p.window + lanes)) * lanes});
         }
       }
     }
     // The longest first, so that threads end together.
-    std::stable_sort(blocks.begin(), blocks.end(), [](const Block& x, const Block& y) { return x.keys > y.keys; });
+    std::stable_sort(blocks.begin(), blocks.end(),
+                     [](const Block& x, const Block& y) { return x.keys > y.keys; });
     ctx.pool->ParallelFor(static_cast<int64_t>(blocks.size()), [&](int64_t i) {
       const Block& b = blocks[static_cast<size_t>(i)];
       if (!sm90 && b.run->q_rows == 1 && p.dtype != DType::kF16) {
@@ -210,26 +229,29 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     });
   }
   if (ctx.trace != nullptr) {
-    ctx.trace->Record({"attention", fmt::format("{}_{}", kernel, gemm::SimdTargetName()),
-                       fmt::format("kv_tile={} kv_split={} {}", params.kv_tile, params.kv_split,
-                                   a.kv.block_table == nullptr ? std::string("packed")
-                                                               : fmt::format("page={}", a.kv.page_size)),
-                       std::string(DTypeName(p.dtype)),
-                       fmt::format("rows={} runs={} heads={}/{} d={}", rows, a.runs.size(), p.q_heads, p.kv_heads,
-                                   p.head_dim)});
+    ctx.trace->Record(
+        {"attention", fmt::format("{}_{}", kernel, gemm::SimdTargetName()),
+         fmt::format("kv_tile={} kv_split={} {}", params.kv_tile, params.kv_split,
+                     a.kv.block_table == nullptr ? std::string("packed")
+                                                 : fmt::format("page={}", a.kv.page_size)),
+         std::string(DTypeName(p.dtype)),
+         fmt::format("rows={} runs={} heads={}/{} d={}", rows, a.runs.size(), p.q_heads, p.kv_heads,
+                     p.head_dim)});
   }
   return Ok();
 }
 
 Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   TARE_RETURN_IF_ERROR(Check(p));
-  if (a.tokens < 0) return InvalidArgument("attention: tokens {}; it must not be negative", a.tokens);
+  if (a.tokens < 0)
+    return InvalidArgument("attention: tokens {}; it must not be negative", a.tokens);
   TARE_RETURN_IF_ERROR(CheckRuns(a.runs, a.tokens));
   TARE_RETURN_IF_ERROR(CheckPacked(a.runs, a.kv_rows));
   for (size_t i = 0; i < a.runs.size(); ++i) {
     if (a.runs[i].position != 0) {
-      return InvalidArgument("attention: run {} starts at position {}; a backward needs whole sequences (0)", i,
-                             a.runs[i].position);
+      return InvalidArgument(
+          "attention: run {} starts at position {}; a backward needs whole sequences (0)", i,
+          a.runs[i].position);
     }
   }
   const int64_t wide = p.q_heads * p.head_dim, narrow = p.kv_heads * p.head_dim;
@@ -237,19 +259,27 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
        {std::tuple("q_stride", a.q_stride, wide), std::tuple("out_stride", a.out_stride, wide),
         std::tuple("dout_stride", a.dout_stride, wide), std::tuple("dq_stride", a.dq_stride, wide),
         std::tuple("k_stride", a.k_stride, narrow), std::tuple("v_stride", a.v_stride, narrow),
-        std::tuple("dk_stride", a.dk_stride, narrow), std::tuple("dv_stride", a.dv_stride, narrow)}) {
+        std::tuple("dk_stride", a.dk_stride, narrow),
+        std::tuple("dv_stride", a.dv_stride, narrow)}) {
     TARE_RETURN_IF_ERROR(CheckStride(field, stride, row));
   }
   int64_t rows = 0;
   for (const Run& r : a.runs) rows += r.q_rows;
   if (rows == 0) return Ok();
-  for (const auto& [field, pointer] :
-       {std::pair<const char*, const void*>("q", a.q), {"k", a.k}, {"v", a.v}, {"out", a.out}, {"lse2", a.lse2},
-        {"dout", a.dout}, {"dq", a.dq}, {"dk", a.dk}, {"dv", a.dv}}) {
+  for (const auto& [field, pointer] : {std::pair<const char*, const void*>("q", a.q),
+                                       {"k", a.k},
+                                       {"v", a.v},
+                                       {"out", a.out},
+                                       {"lse2", a.lse2},
+                                       {"dout", a.dout},
+                                       {"dq", a.dq},
+                                       {"dk", a.dk},
+                                       {"dv", a.dv}}) {
     TARE_RETURN_IF_ERROR(CheckPointer(field, pointer));
   }
   if (p.sink != (a.sink != nullptr) || p.sink != (a.dsink != nullptr)) {
-    return InvalidArgument("attention: sink and dsink must be given exactly when params.sink ({}) is set", p.sink);
+    return InvalidArgument(
+        "attention: sink and dsink must be given exactly when params.sink ({}) is set", p.sink);
   }
 #ifdef TARE_WITH_CUDA
   if (ctx.device == Device::kCuda) return BackwardCuda(ctx, p, a);
@@ -277,7 +307,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     if (p.sink) {
       for (int64_t u = 0; u < unit_begin.back(); ++u) {
         for (int64_t h = 0; h < p.q_heads; ++h) {
-          a.dsink[h] = numerics::Canonical(a.dsink[h] + dsink[static_cast<size_t>(u * p.q_heads + h)]);
+          a.dsink[h] =
+              numerics::Canonical(a.dsink[h] + dsink[static_cast<size_t>(u * p.q_heads + h)]);
         }
       }
     }
@@ -285,8 +316,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   if (ctx.trace != nullptr) {
     ctx.trace->Record({"attention.bwd", fmt::format("{}_{}", kernel, gemm::SimdTargetName()),
                        "tile=64x64", std::string(DTypeName(p.dtype)),
-                       fmt::format("rows={} runs={} heads={}/{} d={}", rows, a.runs.size(), p.q_heads, p.kv_heads,
-                                   p.head_dim)});
+                       fmt::format("rows={} runs={} heads={}/{} d={}", rows, a.runs.size(),
+                                   p.q_heads, p.kv_heads, p.head_dim)});
   }
   return Ok();
 }

@@ -2,13 +2,14 @@
 
 // attention: causal softmax attention over a ragged batch of token runs, forward and backward.
 //
-// One operator serves prefill, decode, scoring and training: a run is some consecutive tokens of one
-// sequence, its keys are all tokens of that sequence up to each row, read from a packed buffer or from
-// pages. No bit depends on which, nor on the runs beside it, the chunk a row came in, or the page size.
+// One operator serves prefill, decode, scoring and training: a run is some consecutive tokens of
+// one sequence, its keys are all tokens of that sequence up to each row, read from a packed buffer
+// or from pages. No bit depends on which, nor on the runs beside it, the chunk a row came in, or
+// the page size.
 //
 // Contract (forward), per row and query head; key j belongs to tile j / kv_tile and split
-// j / kv_split by its absolute position. "chain" is the profile's step, k ascending from +0; dtype f32
-// uses the ieee-f32 step in both profiles.
+// j / kv_split by its absolute position. "chain" is the profile's step, k ascending from +0; dtype
+// f32 uses the ieee-f32 step in both profiles.
 //   s_j   = chain(d) of q_d k_jd;  with soft cap: s_j = tanh(s_j * (scale / cap)) * cap
 //   c     = scale * log2e, rounded once (soft cap: c = log2e)
 //   visible: j <= i, and i - window < j when there is a window; masked p is +0
@@ -21,15 +22,18 @@
 //     m' = max(m, m_s); a = exp2((m - m') * c); b = exp2((m_s - m') * c)
 //     l = fma(l_s, b, l * a); O = fma(O_s, b, O * a)
 //   sink logit t: t2 = t * log2e; M = max(m * c, t2); f = exp2(m * c - M);
-//     l = fma(l, f, exp2(t2 - M)); O = O * f; lse2 = M + log2(l).  Without: lse2 = fma(m, c, log2(l))
+//     l = fma(l, f, exp2(t2 - M)); O = O * f; lse2 = M + log2(l).  Without: lse2 = fma(m, c,
+//     log2(l))
 //   out = round_dtype(O * (1 / l) + 0.0f)
 //
 // Contract (backward), from the saved lse2; do is rounded to dtype first:
-//   p = exp2(fma(s, c, -lse2)); delta = lanes(32) of fma(do_d, out_d, .); dP_j = chain(d) of do_d v_jd
-//   dS = round_dtype(p * (dP - delta)); soft cap, u = tanh(.): dS = round_dtype((p * (dP - delta)) *
+//   p = exp2(fma(s, c, -lse2)); delta = lanes(32) of fma(do_d, out_d, .); dP_j = chain(d) of do_d
+//   v_jd dS = round_dtype(p * (dP - delta)); soft cap, u = tanh(.): dS = round_dtype((p * (dP -
+//   delta)) *
 //     fma(-u, u, 1))
 //   dq = round(scale * chain(j ascending) of dS_j k_j + 0.0f)
-//   dk, dv: per query head, chains over rows ascending cut at every 4,096 rows of the sequence; cuts,
+//   dk, dv: per query head, chains over rows ascending cut at every 4,096 rows of the sequence;
+//   cuts,
 //     then the heads of the group, added in f32 ascending; dk = round(scale * sum + 0.0f),
 //     dv = round(sum + 0.0f), dv with round_dtype(p)
 //   dsink[h] += per unit (4,096 rows of a sequence), in order: lanes(32) over rows of
@@ -53,7 +57,8 @@ TARE_FAULT(kSinkMissing, "attention.sink_missing", "attention", "C2,C5",
            "the sink logit is left out of the denominator");
 TARE_FAULT(kSoftcapMissing, "attention.softcap_missing", "attention", "C2,C5",
            "the soft cap is not applied");
-TARE_FAULT(kKvFp8, "attention.kv_fp8", "attention", "C5", "K and V are rounded to e4m3 as they are read");
+TARE_FAULT(kKvFp8, "attention.kv_fp8", "attention", "C5",
+           "K and V are rounded to e4m3 as they are read");
 TARE_FAULT(kSplitByBatch, "attention.split_by_batch", "attention", "C3",
            "the split size follows the number of runs in the call");
 TARE_FAULT(kSplitByDecode, "attention.decode_other_split", "attention", "C3",
@@ -75,10 +80,10 @@ struct Params {
   float scale = 0.0f;          // usually 1 / sqrt(head_dim), rounded once
   int64_t window = 0;          // 0: none; else key j is visible when i - window < j <= i
   bool sink = false;
-  float softcap = 0.0f;        // 0: none
+  float softcap = 0.0f;  // 0: none
   // Contract values, by absolute position in the sequence.
-  int64_t kv_tile = 64;        // 64 or 128
-  int64_t kv_split = 512;      // a multiple of kv_tile in [256, 2048]
+  int64_t kv_tile = 64;           // 64 or 128
+  int64_t kv_split = 512;         // a multiple of kv_tile in [256, 2048]
   int64_t unit_rows = kUnitRows;  // cut of dk, dv and dsink over rows of a sequence
 };
 
@@ -88,8 +93,8 @@ struct Run {
   int64_t q_begin = 0;
   int64_t q_rows = 0;
   int64_t position = 0;
-  int64_t kv_begin = 0;      // packed K, V: row of the sequence's key 0
-  int32_t block_row = 0;     // paged K, V: row of the block table
+  int64_t kv_begin = 0;   // packed K, V: row of the sequence's key 0
+  int32_t block_row = 0;  // paged K, V: row of the block table
 };
 
 // K and V: packed when `block_table` is null, else pages.
@@ -98,27 +103,27 @@ struct KvSource {
   const void* v = nullptr;  //   pages [num_pages, page_size, kv_heads, head_dim], dense
   int64_t k_stride = 0;     // packed only; 0: kv_heads * head_dim
   int64_t v_stride = 0;
-  int64_t rows = 0;         // packed: rows of the buffer (checked against the runs)
+  int64_t rows = 0;                      // packed: rows of the buffer (checked against the runs)
   const int32_t* block_table = nullptr;  // [table_rows, max_pages] on ctx.device; page of key j is
   int64_t table_rows = 0;                //   block_table[block_row][j / page_size]
   int64_t max_pages = 0;
   int64_t num_pages = 0;
-  int64_t page_size = 0;    // >= 1
+  int64_t page_size = 0;  // >= 1
 };
 
 struct Args {
-  int64_t tokens = 0;        // T, rows of q and out
-  const void* q = nullptr;   // [T, q_heads, head_dim], rows q_stride elements apart
-  int64_t q_stride = 0;      // 0: q_heads * head_dim
+  int64_t tokens = 0;       // T, rows of q and out
+  const void* q = nullptr;  // [T, q_heads, head_dim], rows q_stride elements apart
+  int64_t q_stride = 0;     // 0: q_heads * head_dim
   KvSource kv;
   const float* sink = nullptr;  // [q_heads], iff params.sink
   std::span<const Run> runs;    // host memory; rows outside every run are not written
   // CUDA Graph capture: the same runs on the device, or null (the call then copies them through
   // ctx.workspace). The CPU ignores it.
   const Run* device_runs = nullptr;
-  void* out = nullptr;       // [T, q_heads, head_dim], rows out_stride elements apart
-  int64_t out_stride = 0;    // 0: q_heads * head_dim
-  float* lse2 = nullptr;     // [T, q_heads]; may be null when no backward follows
+  void* out = nullptr;     // [T, q_heads, head_dim], rows out_stride elements apart
+  int64_t out_stride = 0;  // 0: q_heads * head_dim
+  float* lse2 = nullptr;   // [T, q_heads]; may be null when no backward follows
 };
 
 // Every run is a whole sequence: position 0, packed K and V.
@@ -126,25 +131,25 @@ struct BackwardArgs {
   int64_t tokens = 0;
   const void* q = nullptr;
   int64_t q_stride = 0;
-  const void* k = nullptr;      // packed [rows, kv_heads, head_dim], kv_begin as in the forward
+  const void* k = nullptr;  // packed [rows, kv_heads, head_dim], kv_begin as in the forward
   int64_t k_stride = 0;
   const void* v = nullptr;
   int64_t v_stride = 0;
   int64_t kv_rows = 0;
   const float* sink = nullptr;
-  const void* out = nullptr;    // saved forward output
+  const void* out = nullptr;  // saved forward output
   int64_t out_stride = 0;
   const float* lse2 = nullptr;  // saved, [T, q_heads]
   const void* dout = nullptr;   // [T, q_heads, head_dim] in dtype
   int64_t dout_stride = 0;
   std::span<const Run> runs;
-  void* dq = nullptr;           // [T, q_heads, head_dim], overwritten for the rows of runs
+  void* dq = nullptr;  // [T, q_heads, head_dim], overwritten for the rows of runs
   int64_t dq_stride = 0;
-  void* dk = nullptr;           // [rows, kv_heads, head_dim], overwritten
+  void* dk = nullptr;  // [rows, kv_heads, head_dim], overwritten
   int64_t dk_stride = 0;
   void* dv = nullptr;
   int64_t dv_stride = 0;
-  float* dsink = nullptr;       // [q_heads] main gradient, added to; iff params.sink
+  float* dsink = nullptr;  // [q_heads] main gradient, added to; iff params.sink
 };
 
 Contract ContractOf(const Params& params, Profile profile);

@@ -16,18 +16,22 @@ Contract ContractOf(const Params& p, Profile profile) {
                           p.softcap != 0.0f ? "-softcap" : "");
   c.formula = {
       fmt::format("s[j] = chain(d ascending) of {}(q[d], k[j, d], .)", step),
-      p.softcap != 0.0f ? "s[j] = tanh(s[j] * (scale / cap)) * cap; c = log2e" : "c = scale * log2e",
+      p.softcap != 0.0f ? "s[j] = tanh(s[j] * (scale / cap)) * cap; c = log2e"
+                        : "c = scale * log2e",
       p.window != 0 ? "key j is visible when i - window < j <= i" : "key j is visible when j <= i",
-      "per split of kv_split positions: m = -inf, l[0..3] = O = +0; its tiles of kv_tile positions ascending, those "
+      "per split of kv_split positions: m = -inf, l[0..3] = O = +0; its tiles of kv_tile positions "
+      "ascending, those "
       "without a visible key skipped",
       "  m' = max(m, s of the tile); alpha = exp2((m - m') * c), 1 in the first visible tile",
       fmt::format("  p[j] = {}(exp2_p(fma(s[j], c, -(m' * c)))), masked +0", t),
       "  l[q] = l[q] * alpha, then + p of columns 8b+2q and 8b+2q+1, b ascending",
       fmt::format("  O = O * alpha, then chain(j ascending) of {}(p[j], v[j, d], .)", step),
       "  l = (l0 + l1) + (l2 + l3)",
-      "splits ascending from the first visible one: m' = max(m, ms); a = exp2((m - m') * c); b = exp2((ms - m') * c); "
+      "splits ascending from the first visible one: m' = max(m, ms); a = exp2((m - m') * c); b = "
+      "exp2((ms - m') * c); "
       "l = fma(ls, b, l * a); O = fma(Os, b, O * a)",
-      p.sink ? "t2 = sink * log2e; M = max(m * c, t2); f = exp2(m * c - M); l = fma(l, f, exp2(t2 - M)); O = O * f; "
+      p.sink ? "t2 = sink * log2e; M = max(m * c, t2); f = exp2(m * c - M); l = fma(l, f, exp2(t2 "
+               "- M)); O = O * f; "
                "lse2 = M + log2(l)"
              : "lse2 = fma(m, c, log2(l))",
       fmt::format("out = {}(O * (1 / l) + 0.0)", t)};
@@ -35,22 +39,31 @@ Contract ContractOf(const Params& p, Profile profile) {
       "p = exp2(fma(s, c, -lse2)); delta = lanes(32) of fma(dout, out, .)",
       fmt::format("dP[j] = chain(d ascending) of {}(dout[d], v[j, d], .)", step),
       p.softcap != 0.0f
-          ? fmt::format("dS = {}((p * (dP - delta)) * fma(-u, u, 1)), u = tanh(s * (scale / cap))", t)
+          ? fmt::format("dS = {}((p * (dP - delta)) * fma(-u, u, 1)), u = tanh(s * (scale / cap))",
+                        t)
           : fmt::format("dS = {}(p * (dP - delta))", t),
       fmt::format("dq = {}(scale * chain(j ascending) of {}(dS[j], k[j, d], .) + 0.0)", t, step),
-      fmt::format("dk = {}(scale * sum + 0.0), dv = {}(sum + 0.0): per query head chains over rows ascending of "
-                  "{}(dS or {}(p), q or dout, .), cut every unit_rows rows; cuts, then heads of the group, added ascending",
+      fmt::format("dk = {}(scale * sum + 0.0), dv = {}(sum + 0.0): per query head chains over rows "
+                  "ascending of "
+                  "{}(dS or {}(p), q or dout, .), cut every unit_rows rows; cuts, then heads of "
+                  "the group, added ascending",
                   t, t, step, t)};
-  if (p.sink) c.backward.push_back("dsink += per unit: lanes(32) over its rows of -(exp2(t2 - lse2) * delta)");
+  if (p.sink)
+    c.backward.push_back(
+        "dsink += per unit: lanes(32) over its rows of -(exp2(t2 - lse2) * delta)");
   c.lanes = 32;
   if (p.sink) c.token_lanes = 32;
   c.unit_rows = p.unit_rows;
   c.kv_tile = p.kv_tile;
   c.kv_split = p.kv_split;
-  c.constants = {{"q_heads", std::to_string(p.q_heads)},   {"kv_heads", std::to_string(p.kv_heads)},
-                 {"head_dim", std::to_string(p.head_dim)}, {"window", std::to_string(p.window)},
-                 {"scale", HexWord(p.scale)},              {"c", HexWord(ScoreScale(p))},
-                 {"log2e", HexWord(kLog2e)},               {"softcap", HexWord(p.softcap)}};
+  c.constants = {{"q_heads", std::to_string(p.q_heads)},
+                 {"kv_heads", std::to_string(p.kv_heads)},
+                 {"head_dim", std::to_string(p.head_dim)},
+                 {"window", std::to_string(p.window)},
+                 {"scale", HexWord(p.scale)},
+                 {"c", HexWord(ScoreScale(p))},
+                 {"log2e", HexWord(kLog2e)},
+                 {"softcap", HexWord(p.softcap)}};
   c.inputs = {{"q", std::string(t), "[T, q_heads, head_dim]"},
               {"k", std::string(t), "[keys, kv_heads, head_dim], packed or in pages"},
               {"v", std::string(t), "[keys, kv_heads, head_dim], packed or in pages"}};
@@ -61,20 +74,26 @@ Contract ContractOf(const Params& p, Profile profile) {
                        fmt::format("dS: f32 to {} before it meets K and Q", t),
                        fmt::format("dq, dk, dv: f32 to {}, once, after the scale", t)};
   c.saved_for_backward = {"q", "k", "v", "out", "lse2"};
-  c.errors = {"a block table entry outside the pages, a run outside its buffers, rows shared by two runs: by name",
-              "a NaN result is written as the canonical one"};
-  c.invariant_over = {"batch", "position in the batch", "chunk", "cache", "pages", "threads", "simd", "device"};
+  c.errors = {
+      "a block table entry outside the pages, a run outside its buffers, rows shared by two runs: "
+      "by name",
+      "a NaN result is written as the canonical one"};
+  c.invariant_over = {
+      "batch", "position in the batch", "chunk", "cache", "pages", "threads", "simd", "device"};
   if (p.dtype == DType::kF32) {
-    c.forward_tolerance = {-12, -30, "f32: exp2_p has a relative error of 2^-13 that mostly cancels in the ratio"};
-    c.gradient_tolerance = {-11, -16, "f32: lse2 carries exp2_p's error of 2^-13 in the row sum; dS cancels p * delta"};
+    c.forward_tolerance = {
+        -12, -30, "f32: exp2_p has a relative error of 2^-13 that mostly cancels in the ratio"};
+    c.gradient_tolerance = {
+        -11, -16, "f32: lse2 carries exp2_p's error of 2^-13 in the row sum; dS cancels p * delta"};
   } else {
     const int bits = p.dtype == DType::kBF16 ? 0 : 3;
     c.forward_tolerance = {-6 - bits, -20, "P is rounded once, the output once"};
-    // A row of one key has dS = 0 exactly, and dP - delta is a difference of two f32 dot products of
-    // head_dim terms: up to 256 * 2^-24 times |dout| |v|.
-    c.gradient_tolerance = {-4 - bits, -16,
-                            "P, dS, the saved output in delta and the result are rounded; dS cancels, and of two "
-                            "f32 dot products 2^-16 may be left"};
+    // A row of one key has dS = 0 exactly, and dP - delta is a difference of two f32 dot products
+    // of head_dim terms: up to 256 * 2^-24 times |dout| |v|.
+    c.gradient_tolerance = {
+        -4 - bits, -16,
+        "P, dS, the saved output in delta and the result are rounded; dS cancels, and of two "
+        "f32 dot products 2^-16 may be left"};
   }
   return c;
 }

@@ -1,6 +1,6 @@
-// Attention of a run of one token (decode) in the ieee-f32 step: the few rows that share a KV head are
-// too few to fill the lanes of a vector, so lanes are keys for the scores and head elements for P V.
-// The same chains, hence the same bits, as attention_simd.cc at a quarter of its time.
+// Attention of a run of one token (decode) in the ieee-f32 step: the few rows that share a KV head
+// are too few to fill the lanes of a vector, so lanes are keys for the scores and head elements for
+// P V. The same chains, hence the same bits, as attention_simd.cc at a quarter of its time.
 
 #include "ops/attention/attention_kernels.h"
 
@@ -40,7 +40,8 @@ struct KeyTile {
   alignas(64) uint32_t blocks[kTileMax * kDimMax];
 };
 
-// Copies 16-byte pieces so that a full vector holds piece c of keys r, 4 + r, 8 + r, ... of its group.
+// Copies 16-byte pieces so that a full vector holds piece c of keys r, 4 + r, 8 + r, ... of its
+// group.
 HWY_INLINE void CopyPieces(const uint8_t* row, int64_t words, int64_t key, uint32_t* blocks) {
   const int64_t group = key / kL, in_group = key % kL, block = in_group / 4, r = in_group % 4;
   uint32_t* out = blocks + group * words * kL + r * kL + block * 4;
@@ -53,8 +54,10 @@ HWY_INLINE void Transpose(const uint32_t* blocks, hn::Vec<DU>* w) {
   const hn::Repartition<uint64_t, DU> d64;
   const auto a = hn::Load(du, blocks), b = hn::Load(du, blocks + kL);
   const auto c = hn::Load(du, blocks + 2 * kL), d = hn::Load(du, blocks + 3 * kL);
-  const auto ab_lo = hn::BitCast(d64, hn::InterleaveLower(du, a, b)), ab_hi = hn::BitCast(d64, hn::InterleaveUpper(du, a, b));
-  const auto cd_lo = hn::BitCast(d64, hn::InterleaveLower(du, c, d)), cd_hi = hn::BitCast(d64, hn::InterleaveUpper(du, c, d));
+  const auto ab_lo = hn::BitCast(d64, hn::InterleaveLower(du, a, b)),
+             ab_hi = hn::BitCast(d64, hn::InterleaveUpper(du, a, b));
+  const auto cd_lo = hn::BitCast(d64, hn::InterleaveLower(du, c, d)),
+             cd_hi = hn::BitCast(d64, hn::InterleaveUpper(du, c, d));
   w[0] = hn::BitCast(du, hn::InterleaveLower(d64, ab_lo, cd_lo));
   w[1] = hn::BitCast(du, hn::InterleaveUpper(d64, ab_lo, cd_lo));
   w[2] = hn::BitCast(du, hn::InterleaveLower(d64, ab_hi, cd_hi));
@@ -63,7 +66,8 @@ HWY_INLINE void Transpose(const uint32_t* blocks, hn::Vec<DU>* w) {
 
 // s[r][key] = chain(d) of q[r][d] k[key][d] for R rows and one group of keys.
 template <bool kBf16, int R>
-HWY_INLINE void ScoreGroup(const float* q, int64_t ldq, const uint32_t* blocks, int64_t words, float* s, int64_t lds) {
+HWY_INLINE void ScoreGroup(const float* q, int64_t ldq, const uint32_t* blocks, int64_t words,
+                           float* s, int64_t lds) {
   const DF df;
   const DU du;
   const auto high = hn::Set(du, 0xffff0000u);
@@ -76,11 +80,14 @@ HWY_INLINE void ScoreGroup(const float* q, int64_t ldq, const uint32_t* blocks, 
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       if constexpr (kBf16) {
-        const VF even = hn::BitCast(df, hn::ShiftLeft<16>(w[i])), odd = hn::BitCast(df, hn::And(w[i], high));
+        const VF even = hn::BitCast(df, hn::ShiftLeft<16>(w[i])),
+                 odd = hn::BitCast(df, hn::And(w[i], high));
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(hn::Set(df, q[r * ldq + 2 * (c + i)]), even, acc[r]);
+        for (int r = 0; r < R; ++r)
+          acc[r] = hn::MulAdd(hn::Set(df, q[r * ldq + 2 * (c + i)]), even, acc[r]);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(hn::Set(df, q[r * ldq + 2 * (c + i) + 1]), odd, acc[r]);
+        for (int r = 0; r < R; ++r)
+          acc[r] = hn::MulAdd(hn::Set(df, q[r * ldq + 2 * (c + i) + 1]), odd, acc[r]);
       } else {
         const VF k = hn::BitCast(df, w[i]);
 #pragma GCC unroll 8
@@ -98,7 +105,8 @@ HWY_INLINE VF LoadValue(const void* row, int64_t at) {
   if constexpr (kBf16) {
     const DU du;
     const hn::Rebind<uint16_t, DU> d16;
-    return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, static_cast<const uint16_t*>(row) + at))));
+    return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(
+                               du, hn::LoadU(d16, static_cast<const uint16_t*>(row) + at))));
   } else {
     return hn::LoadU(df, static_cast<const float*>(row) + at);
   }
@@ -113,7 +121,8 @@ HWY_INLINE void ValueColumns(float* o, int64_t ldo, const float* alpha, const fl
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int i = 0; i < NV; ++i) acc[r][i] = hn::Mul(hn::Load(df, o + r * ldo + x + i * kL), hn::Set(df, alpha[r]));
+    for (int i = 0; i < NV; ++i)
+      acc[r][i] = hn::Mul(hn::Load(df, o + r * ldo + x + i * kL), hn::Set(df, alpha[r]));
   }
   for (int64_t j = begin; j < end; ++j) {
     VF value[NV];
@@ -142,7 +151,8 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
   const int64_t d = p.head_dim, size = SizeOf(kDType), words = d * size / 4;
   const int64_t position = run.position, row = p.kv_heads * d;
   const int64_t low = p.window == 0 ? 0 : std::max<int64_t>(0, position - p.window + 1);
-  const int64_t k_stride = a.kv.k_stride == 0 ? row : a.kv.k_stride, v_stride = a.kv.v_stride == 0 ? row : a.kv.v_stride;
+  const int64_t k_stride = a.kv.k_stride == 0 ? row : a.kv.k_stride,
+                v_stride = a.kv.v_stride == 0 ? row : a.kv.v_stride;
   const int64_t q_stride = a.q_stride == 0 ? p.q_heads * d : a.q_stride;
   const int64_t out_stride = a.out_stride == 0 ? p.q_heads * d : a.out_stride;
   const float c_scalar = ScoreScale(p);
@@ -154,7 +164,8 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
   alignas(64) float lane[R][4];
   const void* v_row[kTileMax];
   float m[R], m_total[R] = {}, l_total[R] = {}, alpha[R];
-  for (int r = 0; r < R; ++r) rows::LoadRow(a.q, kDType, run.q_begin * q_stride + (h0 + r) * d, d, q + r * d);
+  for (int r = 0; r < R; ++r)
+    rows::LoadRow(a.q, kDType, run.q_begin * q_stride + (h0 + r) * d, d, q + r * d);
   // One lane's worth of a vector function; both forms have the same bits.
   const auto exp2 = [&](float x) { return hn::GetLane(num::Exp2(df, hn::Set(df, x))); };
   const auto max2 = [](float x, float y) { return x > y ? x : y; };
@@ -168,16 +179,20 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
     }
     std::memset(o, 0, static_cast<size_t>(R * d) * sizeof(float));
     bool first_tile = true;
-    for (int64_t tile = std::max(split * p.kv_split, low / p.kv_tile * p.kv_tile); tile < split_end; tile += p.kv_tile) {
-      const int64_t begin = std::max(tile, low) - tile, end = std::min(tile + p.kv_tile, split_end) - tile;
+    for (int64_t tile = std::max(split * p.kv_split, low / p.kv_tile * p.kv_tile); tile < split_end;
+         tile += p.kv_tile) {
+      const int64_t begin = std::max(tile, low) - tile,
+                    end = std::min(tile + p.kv_tile, split_end) - tile;
       const int64_t first_group = begin / kL, groups = (end + kL - 1) / kL;
       for (int64_t j = first_group * kL; j < groups * kL; ++j) {
         // Keys that are not there repeat the last one: finite, and masked below.
         const int64_t key = tile + std::min(j, end - 1);
-        const auto* k = static_cast<const uint8_t*>(a.kv.k) + (KeyOffset(a.kv, run, key, k_stride, row) + kv_head * d) * size;
+        const auto* k = static_cast<const uint8_t*>(a.kv.k) +
+                        (KeyOffset(a.kv, run, key, k_stride, row) + kv_head * d) * size;
         CopyPieces(k, words, j, tile_data.blocks);
         if (j < end) {
-          v_row[j] = static_cast<const uint8_t*>(a.kv.v) + (KeyOffset(a.kv, run, key, v_stride, row) + kv_head * d) * size;
+          v_row[j] = static_cast<const uint8_t*>(a.kv.v) +
+                     (KeyOffset(a.kv, run, key, v_stride, row) + kv_head * d) * size;
         }
       }
       for (int64_t g = first_group; g < groups; ++g) {
@@ -186,13 +201,15 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
       for (int r = 0; r < R; ++r) {
         float* sr = s + r * kTileMax;
         for (int64_t g = first_group; softcap && g < groups; ++g) {
-          const VF u = num::Tanh(df, hn::Mul(hn::Load(df, sr + g * kL), hn::Set(df, p.scale / p.softcap)));
+          const VF u =
+              num::Tanh(df, hn::Mul(hn::Load(df, sr + g * kL), hn::Set(df, p.scale / p.softcap)));
           hn::Store(hn::Mul(u, hn::Set(df, p.softcap)), df, sr + g * kL);
         }
         for (int64_t j = first_group * kL; j < begin; ++j) sr[j] = -__builtin_inff();
         for (int64_t j = end; j < groups * kL; ++j) sr[j] = -__builtin_inff();
         VF top = hn::Set(df, m[r]);
-        for (int64_t g = first_group; g < groups; ++g) top = hn::Max(top, hn::Load(df, sr + g * kL));
+        for (int64_t g = first_group; g < groups; ++g)
+          top = hn::Max(top, hn::Load(df, sr + g * kL));
         const float mn = hn::GetLane(hn::MaxOfLanes(df, top));
         alpha[r] = first_tile ? 1.0f : exp2((m[r] - mn) * c_scalar);
         m[r] = mn;
@@ -218,7 +235,8 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
       for (; x + kNv * kL <= d; x += kNv * kL) {
         ValueColumns<kBf16, R, kNv>(o, d, alpha, s, kTileMax, v_row, begin, end, x);
       }
-      for (; x < d; x += kL) ValueColumns<kBf16, R, 1>(o, d, alpha, s, kTileMax, v_row, begin, end, x);
+      for (; x < d; x += kL)
+        ValueColumns<kBf16, R, 1>(o, d, alpha, s, kTileMax, v_row, begin, end, x);
       first_tile = false;
     }
     for (int r = 0; r < R; ++r) {
@@ -271,11 +289,16 @@ void DecodeTyped(const Params& p, const Args& a, const Run& run, int64_t kv_head
   const int64_t group = p.q_heads / p.kv_heads;
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group;) {
     const int64_t left = (kv_head + 1) * group - h;
-    if (left >= 8) DecodeRows<kBf16, 8>(p, a, run, kv_head, h), h += 8;
-    else if (left >= 4) DecodeRows<kBf16, 4>(p, a, run, kv_head, h), h += 4;
-    else if (left == 3) DecodeRows<kBf16, 3>(p, a, run, kv_head, h), h += 3;
-    else if (left == 2) DecodeRows<kBf16, 2>(p, a, run, kv_head, h), h += 2;
-    else DecodeRows<kBf16, 1>(p, a, run, kv_head, h), h += 1;
+    if (left >= 8)
+      DecodeRows<kBf16, 8>(p, a, run, kv_head, h), h += 8;
+    else if (left >= 4)
+      DecodeRows<kBf16, 4>(p, a, run, kv_head, h), h += 4;
+    else if (left == 3)
+      DecodeRows<kBf16, 3>(p, a, run, kv_head, h), h += 3;
+    else if (left == 2)
+      DecodeRows<kBf16, 2>(p, a, run, kv_head, h), h += 2;
+    else
+      DecodeRows<kBf16, 1>(p, a, run, kv_head, h), h += 1;
   }
 }
 

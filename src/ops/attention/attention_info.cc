@@ -1,5 +1,5 @@
-// The registry entry of attention: one whole sequence a call, packed K and V. What cuts rows (chunks,
-// pages, neighbours) is in attention_test.cc, because rows of a sequence read each other.
+// The registry entry of attention: one whole sequence a call, packed K and V. What cuts rows
+// (chunks, pages, neighbours) is in attention_test.cc, because rows of a sequence read each other.
 
 #include "ops/attention/attention.h"
 #include "ops/registry.h"
@@ -24,15 +24,22 @@ Signature SignatureOf(const OpKey& key, int64_t rows) {
   const Params p = ParamsOf(key);
   const Shape wide = {rows, p.q_heads, p.head_dim}, narrow = {rows, p.kv_heads, p.head_dim};
   Signature s;
-  for (const auto& [name, shape] : {std::pair("q", wide), std::pair("k", narrow), std::pair("v", narrow)}) {
-    s.inputs.push_back({.name = name, .dtype = p.dtype, .shape = shape, .grad = true, .grad_dtype = p.dtype});
+  for (const auto& [name, shape] :
+       {std::pair("q", wide), std::pair("k", narrow), std::pair("v", narrow)}) {
+    s.inputs.push_back(
+        {.name = name, .dtype = p.dtype, .shape = shape, .grad = true, .grad_dtype = p.dtype});
   }
   if (p.sink) {
-    s.inputs.push_back({.name = "sink", .dtype = DType::kF32, .shape = {p.q_heads}, .role = Role::kShared,
+    s.inputs.push_back({.name = "sink",
+                        .dtype = DType::kF32,
+                        .shape = {p.q_heads},
+                        .role = Role::kShared,
                         .grad = true});
   }
-  s.outputs.push_back({.name = "out", .dtype = p.dtype, .shape = wide, .grad = true, .grad_dtype = p.dtype});
-  s.outputs.push_back({.name = "lse2", .dtype = DType::kF32, .shape = {rows, p.q_heads}, .saved = true});
+  s.outputs.push_back(
+      {.name = "out", .dtype = p.dtype, .shape = wide, .grad = true, .grad_dtype = p.dtype});
+  s.outputs.push_back(
+      {.name = "lse2", .dtype = DType::kF32, .shape = {rows, p.q_heads}, .saved = true});
   return s;
 }
 
@@ -61,7 +68,8 @@ Status CallBackward(const Ctx& ctx, const OpKey& key, const BackwardCall& call) 
   a.lse2 = call.out[1].as<float>();
   a.dout = call.dout[0].data();
   a.runs = {&run, 1};
-  a.dq = call.din[0].mutable_data(), a.dk = call.din[1].mutable_data(), a.dv = call.din[2].mutable_data();
+  a.dq = call.din[0].mutable_data(), a.dk = call.din[1].mutable_data(),
+  a.dv = call.din[2].mutable_data();
   a.dsink = p.sink ? call.din[3].mutable_as<float>() : nullptr;
   return Backward(ctx, p, a);
 }
@@ -72,7 +80,8 @@ std::vector<OpKey> Keys() {
     for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
       if (dtype == DType::kF32 && profile == Profile::kSm90Mma) continue;
       for (const char* variant : {"", "window-sink", "softcap"}) {
-        keys.push_back({profile, dtype, dtype, variant, {{"q_heads", 4}, {"kv_heads", 2}, {"head_dim", 16}}});
+        keys.push_back(
+            {profile, dtype, dtype, variant, {{"q_heads", 4}, {"kv_heads", 2}, {"head_dim", 16}}});
       }
     }
   }

@@ -6,17 +6,17 @@
 
 namespace tare::ops::attention {
 
-// Flattened rows [flat0, flat0 + lanes) of a run for one KV head, where flat = token * group + head in
-// group: those rows share K and V and sit in the lanes of the kernel. lanes <= kMaxLanes.
+// Flattened rows [flat0, flat0 + lanes) of a run for one KV head, where flat = token * group + head
+// in group: those rows share K and V and sit in the lanes of the kernel. lanes <= kMaxLanes.
 inline constexpr int64_t kMaxLanes = 64;
-void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head, int64_t flat0,
-                  int64_t lanes, bool sm90);
+void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head,
+                  int64_t flat0, int64_t lanes, bool sm90);
 
 // A run of one row in ieee-f32 for all heads of one KV head: decode. bf16 or f32.
 void DecodeHead(const Params& params, const Args& args, const Run& run, int64_t kv_head);
 
-// One whole sequence and one KV head. dsink_units [units of the run, q_heads] (may be null) gets the
-// sums of the group's heads, one a unit, for the caller to add in order.
+// One whole sequence and one KV head. dsink_units [units of the run, q_heads] (may be null) gets
+// the sums of the group's heads, one a unit, for the caller to add in order.
 void BackwardHead(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,
                   float* dsink_units, bool sm90);
 

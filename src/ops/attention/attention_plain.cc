@@ -66,7 +66,9 @@ struct Rules {
     return c0;
   }
 
-  int64_t First(int64_t i) const { return p.window == 0 ? 0 : std::max<int64_t>(0, i - p.window + 1 + low); }
+  int64_t First(int64_t i) const {
+    return p.window == 0 ? 0 : std::max<int64_t>(0, i - p.window + 1 + low);
+  }
 
   // s as the softmax sees it; *u is tanh(.) under a soft cap.
   float Score(const float* q, const float* k, float* u) const {
@@ -112,10 +114,11 @@ RowResult AttendRow(const Rules& rules, std::vector<float> q, int64_t i, float s
     float lane[4] = {};
     bool first_tile = true;
     const int64_t split_end = std::min((split + 1) * p.kv_split, i + 1);
-    for (int64_t tile = std::max(split * p.kv_split, first / p.kv_tile * p.kv_tile); tile < split_end;
-         tile += p.kv_tile) {
+    for (int64_t tile = std::max(split * p.kv_split, first / p.kv_tile * p.kv_tile);
+         tile < split_end; tile += p.kv_tile) {
       const int64_t begin = std::max(tile, first), end = std::min(tile + p.kv_tile, i + 1);
-      std::vector<float> s(static_cast<size_t>(p.kv_tile)), prob(static_cast<size_t>(p.kv_tile), 0.0f);
+      std::vector<float> s(static_cast<size_t>(p.kv_tile)),
+          prob(static_cast<size_t>(p.kv_tile), 0.0f);
       float mn = ms;
       for (int64_t j = begin; j < end; ++j) {
         float u;
@@ -194,7 +197,8 @@ Status PlainForward(const Ctx& ctx, const Params& params, const Args& a) {
     if (fault::Active(kSplitByDecode, ctx.side) && run.q_rows == 1) {
       rules.p.kv_split = rules.p.kv_split == 256 ? 512 : rules.p.kv_split / 2 / 128 * 128;
     }
-    if (fault::Active(kTileByRows, ctx.side) && run.q_rows >= 64) rules.p.kv_tile = 192 - rules.p.kv_tile;
+    if (fault::Active(kTileByRows, ctx.side) && run.q_rows >= 64)
+      rules.p.kv_tile = 192 - rules.p.kv_tile;
     ctx.pool->ParallelFor(run.q_rows * params.q_heads, [&](int64_t item) {
       const int64_t t = item / params.q_heads, h = item % params.q_heads, kv_head = h / group;
       const auto load = [&](const void* data, int64_t stride, int64_t key) {
@@ -204,11 +208,10 @@ Status PlainForward(const Ctx& ctx, const Params& params, const Args& a) {
         for (float& v : row) v = rules.Kv(v);
         return row;
       };
-      const RowResult r =
-          AttendRow(rules, Row(a.q, params.dtype, (run.q_begin + t) * q_stride + h * d, d),
-                    run.position + t, params.sink ? a.sink[h] : 0.0f,
-                    [&](int64_t j) { return load(a.kv.k, k_stride, j); },
-                    [&](int64_t j) { return load(a.kv.v, v_stride, j); });
+      const RowResult r = AttendRow(
+          rules, Row(a.q, params.dtype, (run.q_begin + t) * q_stride + h * d, d), run.position + t,
+          params.sink ? a.sink[h] : 0.0f, [&](int64_t j) { return load(a.kv.k, k_stride, j); },
+          [&](int64_t j) { return load(a.kv.v, v_stride, j); });
       for (int64_t x = 0; x < d; ++x) {
         StoreRounded(a.out, params.dtype, (run.q_begin + t) * out_stride + h * d + x,
                      r.out[static_cast<size_t>(x)]);
@@ -228,8 +231,10 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
   const auto stride = [&](int64_t given, int64_t n) { return given == 0 ? n * d : given; };
   const int64_t q_stride = stride(a.q_stride, heads), out_stride = stride(a.out_stride, heads),
                 dout_stride = stride(a.dout_stride, heads), dq_stride = stride(a.dq_stride, heads),
-                k_stride = stride(a.k_stride, params.kv_heads), v_stride = stride(a.v_stride, params.kv_heads),
-                dk_stride = stride(a.dk_stride, params.kv_heads), dv_stride = stride(a.dv_stride, params.kv_heads);
+                k_stride = stride(a.k_stride, params.kv_heads),
+                v_stride = stride(a.v_stride, params.kv_heads),
+                dk_stride = stride(a.dk_stride, params.kv_heads),
+                dv_stride = stride(a.dv_stride, params.kv_heads);
   const bool drop_sink = fault::Active(kSinkGradientMissing, ctx.side) || !rules.sink;
   std::vector<float> dsink(static_cast<size_t>(heads), 0.0f);
   for (const Run& run : a.runs) {
@@ -238,7 +243,8 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
     ctx.pool->ParallelFor(params.kv_heads, [&](int64_t kv_head) {
       const auto rows_of = [&](const void* data, int64_t s, int64_t begin, int64_t head) {
         std::vector<std::vector<float>> rows;
-        for (int64_t i = 0; i < n; ++i) rows.push_back(Row(data, params.dtype, (begin + i) * s + head * d, d));
+        for (int64_t i = 0; i < n; ++i)
+          rows.push_back(Row(data, params.dtype, (begin + i) * s + head * d, d));
         return rows;
       };
       auto k = rows_of(a.k, k_stride, run.kv_begin, kv_head);
@@ -249,7 +255,8 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
         }
       }
       const auto size = static_cast<size_t>(n);
-      std::vector<std::vector<float>> dk(size, std::vector<float>(static_cast<size_t>(d), 0.0f)), dv = dk;
+      std::vector<std::vector<float>> dk(size, std::vector<float>(static_cast<size_t>(d), 0.0f)),
+          dv = dk;
       for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
         const auto q = rows_of(a.q, q_stride, run.q_begin, h);
         const auto o = rows_of(a.out, out_stride, run.q_begin, h);
@@ -275,7 +282,8 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
           // dq: keys ascending, groups of the tensor-core step aligned to the absolute position.
           for (int64_t x = 0; x < d; ++x) {
             std::vector<float> column;
-            for (int64_t j = 0; j <= i; ++j) column.push_back(k[static_cast<size_t>(j)][static_cast<size_t>(x)]);
+            for (int64_t j = 0; j <= i; ++j)
+              column.push_back(k[static_cast<size_t>(j)][static_cast<size_t>(x)]);
             const float sum = rules.Chain(ds[at].data(), column.data(), i + 1, 0.0f);
             StoreRounded(a.dq, params.dtype, (run.q_begin + i) * dq_stride + h * d + x,
                          sum * params.scale + 0.0f);
@@ -320,7 +328,8 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
           const auto key = static_cast<size_t>(j), at = static_cast<size_t>(x);
           StoreRounded(a.dk, params.dtype, (run.kv_begin + j) * dk_stride + kv_head * d + x,
                        dk[key][at] * params.scale + 0.0f);
-          StoreRounded(a.dv, params.dtype, (run.kv_begin + j) * dv_stride + kv_head * d + x, dv[key][at] + 0.0f);
+          StoreRounded(a.dv, params.dtype, (run.kv_begin + j) * dv_stride + kv_head * d + x,
+                       dv[key][at] + 0.0f);
         }
       }
     });

@@ -1,7 +1,7 @@
 #pragma once
 
-// The attention contract as plain scalar loops, one row and head at a time: what the fast kernels are
-// held to, and the place where the planted faults of the operator live.
+// The attention contract as plain scalar loops, one row and head at a time: what the fast kernels
+// are held to, and the place where the planted faults of the operator live.
 
 #include "ops/attention/attention.h"
 
@@ -19,7 +19,8 @@ float ScoreScale(const Params& params);
 inline constexpr float kLog2e = 0x1.715476p+0f;
 
 // Element offset of key `key` of a run in K (its first head, first element).
-inline int64_t KeyOffset(const KvSource& kv, const Run& run, int64_t key, int64_t stride, int64_t row) {
+inline int64_t KeyOffset(const KvSource& kv, const Run& run, int64_t key, int64_t stride,
+                         int64_t row) {
   if (kv.block_table == nullptr) return (run.kv_begin + key) * stride;
   const int64_t page = kv.block_table[run.block_row * kv.max_pages + key / kv.page_size];
   return (page * kv.page_size + key % kv.page_size) * row;

@@ -1,8 +1,8 @@
 // Attention, compiled once per SIMD target and chosen at run time.
 //
-// Forward: the lanes of every vector are rows (tokens times the heads of a group), so scores, masks,
-// sums and outputs are all vertical and each lane is the contract's scalar program. Backward: lanes are
-// keys for S, P, dV and dK, and head elements for dQ.
+// Forward: the lanes of every vector are rows (tokens times the heads of a group), so scores,
+// masks, sums and outputs are all vertical and each lane is the contract's scalar program.
+// Backward: lanes are keys for S, P, dV and dK, and head elements for dQ.
 
 #include "ops/attention/attention_kernels.h"
 
@@ -73,8 +73,9 @@ enum class Init { kZero, kLoad, kScale };
 // c[r][lane] = init + chain(k ascending) of a(r, k) * b[k][lane] for MR rows and NV vectors, with
 // a(r, k) = a[r * ra + k * ka]. kScale starts from c * scale[lane].
 template <int MR, int NV, Init kInit>
-HWY_INLINE void Micro(float* HWY_RESTRICT c, int64_t ldc, const float* HWY_RESTRICT a, int64_t ra, int64_t ka,
-                      const float* HWY_RESTRICT b, int64_t ldb, int64_t count, const float* HWY_RESTRICT scale) {
+HWY_INLINE void Micro(float* HWY_RESTRICT c, int64_t ldc, const float* HWY_RESTRICT a, int64_t ra,
+                      int64_t ka, const float* HWY_RESTRICT b, int64_t ldb, int64_t count,
+                      const float* HWY_RESTRICT scale) {
   const DF df;
   VF acc[MR][NV];
 #pragma GCC unroll 8
@@ -85,7 +86,8 @@ HWY_INLINE void Micro(float* HWY_RESTRICT c, int64_t ldc, const float* HWY_RESTR
         acc[r][v] = hn::Zero(df);
       } else {
         acc[r][v] = hn::Load(df, c + r * ldc + v * kL);
-        if constexpr (kInit == Init::kScale) acc[r][v] = hn::Mul(acc[r][v], hn::Load(df, scale + v * kL));
+        if constexpr (kInit == Init::kScale)
+          acc[r][v] = hn::Mul(acc[r][v], hn::Load(df, scale + v * kL));
       }
     }
   }
@@ -110,45 +112,52 @@ HWY_INLINE void Micro(float* HWY_RESTRICT c, int64_t ldc, const float* HWY_RESTR
 }
 
 template <int NV, Init kInit, int MR = kMr>
-HWY_INLINE void MicroColumn(int64_t r_count, float* c, int64_t ldc, const float* a, int64_t ra, int64_t ka,
-                            const float* b, int64_t ldb, int64_t count, const float* scale) {
+HWY_INLINE void MicroColumn(int64_t r_count, float* c, int64_t ldc, const float* a, int64_t ra,
+                            int64_t ka, const float* b, int64_t ldb, int64_t count,
+                            const float* scale) {
   int64_t r = 0;
   for (; r + MR <= r_count; r += MR) {
     Micro<MR, NV, kInit>(c + r * ldc, ldc, a + r * ra, ra, ka, b, ldb, count, scale);
   }
   if constexpr (MR > 1) {
     if (r < r_count) {
-      MicroColumn<NV, kInit, MR / 2>(r_count - r, c + r * ldc, ldc, a + r * ra, ra, ka, b, ldb, count, scale);
+      MicroColumn<NV, kInit, MR / 2>(r_count - r, c + r * ldc, ldc, a + r * ra, ra, ka, b, ldb,
+                                     count, scale);
     }
   }
 }
 
 // The whole tile: rows [0, r_count), lanes [0, width), width a multiple of 16.
 template <Init kInit>
-void MatTile(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a, int64_t ra, int64_t ka,
-             const float* b, int64_t ldb, int64_t count, const float* scale = nullptr) {
+void MatTile(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a, int64_t ra,
+             int64_t ka, const float* b, int64_t ldb, int64_t count, const float* scale = nullptr) {
   int64_t w = 0;
   for (; w + 2 * kL <= width; w += 2 * kL) {
-    MicroColumn<2, kInit>(r_count, c + w, ldc, a, ra, ka, b + w, ldb, count, scale ? scale + w : nullptr);
+    MicroColumn<2, kInit>(r_count, c + w, ldc, a, ra, ka, b + w, ldb, count,
+                          scale ? scale + w : nullptr);
   }
   for (; w < width; w += kL) {
-    MicroColumn<1, kInit>(r_count, c + w, ldc, a, ra, ka, b + w, ldb, count, scale ? scale + w : nullptr);
+    MicroColumn<1, kInit>(r_count, c + w, ldc, a, ra, ka, b + w, ldb, count,
+                          scale ? scale + w : nullptr);
   }
 }
 
-// The same tile in the sm90-mma step: operands are exact values of kDType, turned back into codes. The
-// caller's tiles start at multiples of 16 positions, so groups are the contract's.
+// The same tile in the sm90-mma step: operands are exact values of kDType, turned back into codes.
+// The caller's tiles start at multiples of 16 positions, so groups are the contract's.
 template <DType kDType, Init kInit>
-void MatTileSm90(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a, int64_t ra, int64_t ka,
-                 const float* b, int64_t ldb, int64_t count, const float* scale) {
+void MatTileSm90(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a, int64_t ra,
+                 int64_t ka, const float* b, int64_t ldb, int64_t count, const float* scale) {
   constexpr auto kType = kDType == DType::kF16 ? numerics::MmaType::kF16 : numerics::MmaType::kBF16;
   const auto code = [](float v) { return kDType == DType::kF16 ? F32ToF16(v) : F32ToBf16(v); };
-  std::vector<uint16_t> ac(static_cast<size_t>(r_count * count)), bc(static_cast<size_t>(count * width));
+  std::vector<uint16_t> ac(static_cast<size_t>(r_count * count)),
+      bc(static_cast<size_t>(count * width));
   for (int64_t r = 0; r < r_count; ++r) {
-    for (int64_t k = 0; k < count; ++k) ac[static_cast<size_t>(r * count + k)] = code(a[r * ra + k * ka]);
+    for (int64_t k = 0; k < count; ++k)
+      ac[static_cast<size_t>(r * count + k)] = code(a[r * ra + k * ka]);
   }
   for (int64_t k = 0; k < count; ++k) {
-    for (int64_t w = 0; w < width; ++w) bc[static_cast<size_t>(k * width + w)] = code(b[k * ldb + w]);
+    for (int64_t w = 0; w < width; ++w)
+      bc[static_cast<size_t>(k * width + w)] = code(b[k * ldb + w]);
   }
   const auto pa = numerics::MmaA::Pack(kType, ac.data(), r_count, count, count, 1);
   const auto pb = numerics::MmaB::Pack(kType, bc.data(), width, count, 1, width);
@@ -162,8 +171,9 @@ void MatTileSm90(int64_t r_count, int64_t width, float* c, int64_t ldc, const fl
 }
 
 template <DType kDType, bool kSm90, Init kInit>
-HWY_INLINE void Product(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a, int64_t ra, int64_t ka,
-                        const float* b, int64_t ldb, int64_t count, const float* scale = nullptr) {
+HWY_INLINE void Product(int64_t r_count, int64_t width, float* c, int64_t ldc, const float* a,
+                        int64_t ra, int64_t ka, const float* b, int64_t ldb, int64_t count,
+                        const float* scale = nullptr) {
   if constexpr (kSm90) {
     MatTileSm90<kDType, kInit>(r_count, width, c, ldc, a, ra, ka, b, ldb, count, scale);
   } else {
@@ -184,8 +194,8 @@ struct Lanes {
 };
 
 template <DType kDType, bool kSm90>
-void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t kv_head, int64_t flat0,
-                       int64_t lanes) {
+void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t kv_head,
+                       int64_t flat0, int64_t lanes) {
   const DF df;
   const DI di;
   const int64_t d = p.head_dim, group = p.q_heads / p.kv_heads;
@@ -200,14 +210,15 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
   const VF one = hn::Set(df, 1.0f);
 
   Scratch& scratch = attention_scratch;
-  scratch.Reset(static_cast<size_t>(3 * d * width + p.kv_tile * width + 2 * p.kv_tile * d + 16 * width + d + 256));
+  scratch.Reset(static_cast<size_t>(3 * d * width + p.kv_tile * width + 2 * p.kv_tile * d +
+                                    16 * width + d + 256));
   float* qt = scratch.Take(d * width);
   float* o = scratch.Take(d * width);
   float* total = scratch.Take(d * width);
   float* s = scratch.Take(p.kv_tile * width);
   float* kf = scratch.Take(p.kv_tile * d);
   float* vf = scratch.Take(p.kv_tile * d);
-  float* m = scratch.Take(width);        // of the split
+  float* m = scratch.Take(width);  // of the split
   float* alpha = scratch.Take(width);
   float* quad = scratch.Take(4 * width);
   float* m_total = scratch.Take(width);
@@ -224,7 +235,8 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
     const int64_t t = flat / group, h = kv_head * group + flat % group;
     const int64_t position = run.position + t;
     at.high[i] = static_cast<int32_t>(position);
-    at.low[i] = static_cast<int32_t>(p.window == 0 ? 0 : std::max<int64_t>(0, position - p.window + 1));
+    at.low[i] =
+        static_cast<int32_t>(p.window == 0 ? 0 : std::max<int64_t>(0, position - p.window + 1));
     min_low = std::min(min_low, at.low[i]), max_low = std::max(max_low, at.low[i]);
     min_high = std::min(min_high, at.high[i]), max_high = std::max(max_high, at.high[i]);
     rows::LoadRow(a.q, kDType, (run.q_begin + t) * q_stride + h * d, d, line);
@@ -244,8 +256,10 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
       const int64_t keys = std::min(p.kv_tile, split_end - tile);
       for (int64_t j = 0; j < keys; ++j) {
         const int64_t row = p.kv_heads * d;
-        rows::LoadRow(a.kv.k, kDType, KeyOffset(a.kv, run, tile + j, k_stride, row) + kv_head * d, d, kf + j * d);
-        rows::LoadRow(a.kv.v, kDType, KeyOffset(a.kv, run, tile + j, v_stride, row) + kv_head * d, d, vf + j * d);
+        rows::LoadRow(a.kv.k, kDType, KeyOffset(a.kv, run, tile + j, k_stride, row) + kv_head * d,
+                      d, kf + j * d);
+        rows::LoadRow(a.kv.v, kDType, KeyOffset(a.kv, run, tile + j, v_stride, row) + kv_head * d,
+                      d, vf + j * d);
       }
       Product<kDType, kSm90, Init::kZero>(keys, width, s, width, kf, d, 1, qt, width, d);
       const bool masked = tile < max_low || tile + keys - 1 > min_high;
@@ -269,9 +283,11 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
         }
         // Seen before in this split: only then is there something to rescale.
         const auto begin = hn::Max(low, hn::Set(di, static_cast<int32_t>(split_begin)));
-        const auto seen = hn::And(hn::Lt(begin, hn::Set(di, static_cast<int32_t>(tile))),
-                                  hn::Not(hn::Lt(high, hn::Set(di, static_cast<int32_t>(split_begin)))));
-        const VF scale = hn::IfThenElse(hn::RebindMask(df, seen), num::Exp2(df, hn::Mul(hn::Sub(old, top), c)), one);
+        const auto seen =
+            hn::And(hn::Lt(begin, hn::Set(di, static_cast<int32_t>(tile))),
+                    hn::Not(hn::Lt(high, hn::Set(di, static_cast<int32_t>(split_begin)))));
+        const VF scale = hn::IfThenElse(hn::RebindMask(df, seen),
+                                        num::Exp2(df, hn::Mul(hn::Sub(old, top), c)), one);
         const VF mc = hn::Neg(hn::Mul(top, c));
         VF l[4];
         for (int q = 0; q < 4; ++q) l[q] = hn::Mul(hn::Load(df, quad + q * width + w), scale);
@@ -300,11 +316,13 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
         Product<kDType, kSm90, Init::kScale>(d, width, o, width, vf, 1, d, s, width, keys, alpha);
       }
     }
-    // Combine: a lane that saw nothing here keeps its total, one whose first split this is takes it.
+    // Combine: a lane that saw nothing here keeps its total, one whose first split this is takes
+    // it.
     const bool alone = first_split == last_split;
     for (int64_t w = 0; w < width; w += kL) {
-      const VF l = hn::Add(hn::Add(hn::Load(df, quad + w), hn::Load(df, quad + width + w)),
-                           hn::Add(hn::Load(df, quad + 2 * width + w), hn::Load(df, quad + 3 * width + w)));
+      const VF l =
+          hn::Add(hn::Add(hn::Load(df, quad + w), hn::Load(df, quad + width + w)),
+                  hn::Add(hn::Load(df, quad + 2 * width + w), hn::Load(df, quad + 3 * width + w)));
       const VF ms = hn::Load(df, m + w);
       if (alone) {
         hn::Store(ms, df, m_total + w), hn::Store(l, df, l_total + w);
@@ -313,7 +331,8 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
       const auto low = hn::Load(di, at.low + w), high = hn::Load(di, at.high + w);
       const auto begin = hn::Set(di, static_cast<int32_t>(split_begin));
       const auto none = hn::RebindMask(
-          df, hn::Or(hn::Lt(high, begin), hn::Not(hn::Lt(low, hn::Set(di, static_cast<int32_t>(split_end))))));
+          df, hn::Or(hn::Lt(high, begin),
+                     hn::Not(hn::Lt(low, hn::Set(di, static_cast<int32_t>(split_end))))));
       const auto first = hn::RebindMask(df, hn::Not(hn::Lt(low, begin)));
       const VF mt = split == first_split ? minus_inf : hn::Load(df, m_total + w);
       const VF lt = split == first_split ? hn::Zero(df) : hn::Load(df, l_total + w);
@@ -329,7 +348,8 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
         const VF ov = hn::Load(df, o + x * width + w);
         const VF tv = split == first_split ? hn::Zero(df) : hn::Load(df, total + x * width + w);
         const VF both = hn::MulAdd(ov, fb_v, hn::Mul(tv, fa_v));
-        hn::Store(hn::IfThenElse(none, tv, hn::IfThenElse(first, ov, both)), df, total + x * width + w);
+        hn::Store(hn::IfThenElse(none, tv, hn::IfThenElse(first, ov, both)), df,
+                  total + x * width + w);
       }
     }
     if (alone) std::swap(o, total);
@@ -349,7 +369,8 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
       const VF t2 = hn::Mul(hn::Load(df, t), hn::Set(df, kLog2e));
       const VF mc = hn::Mul(mt, c);
       // A NaN maximum must stay one; hn::Max would drop it.
-      const VF top = hn::IfThenElse(hn::IsNaN(mc), mc, hn::IfThenElse(hn::IsNaN(t2), t2, hn::Max(mc, t2)));
+      const VF top =
+          hn::IfThenElse(hn::IsNaN(mc), mc, hn::IfThenElse(hn::IsNaN(t2), t2, hn::Max(mc, t2)));
       f = num::Exp2(df, hn::Sub(mc, top));
       l = hn::MulAdd(l, f, num::Exp2(df, hn::Sub(t2, top)));
       lse = hn::Add(top, num::Log2(df, l));
@@ -372,20 +393,24 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
   }
 }
 
-void ForwardBlockImpl(const Params& p, const Args& a, const Run& run, int64_t kv_head, int64_t flat0,
-                      int64_t lanes, bool sm90) {
+void ForwardBlockImpl(const Params& p, const Args& a, const Run& run, int64_t kv_head,
+                      int64_t flat0, int64_t lanes, bool sm90) {
   const auto call = [&](auto block) { block(p, a, run, kv_head, flat0, lanes); };
   switch (p.dtype) {
     case DType::kBF16:
-      return call(sm90 ? ForwardBlockTyped<DType::kBF16, true> : ForwardBlockTyped<DType::kBF16, false>);
+      return call(sm90 ? ForwardBlockTyped<DType::kBF16, true>
+                       : ForwardBlockTyped<DType::kBF16, false>);
     case DType::kF16:
-      return call(sm90 ? ForwardBlockTyped<DType::kF16, true> : ForwardBlockTyped<DType::kF16, false>);
-    default: return call(ForwardBlockTyped<DType::kF32, false>);
+      return call(sm90 ? ForwardBlockTyped<DType::kF16, true>
+                       : ForwardBlockTyped<DType::kF16, false>);
+    default:
+      return call(ForwardBlockTyped<DType::kF32, false>);
   }
 }
 
 template <DType kDType, bool kSm90>
-void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head, float* dsink_units) {
+void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head,
+                       float* dsink_units) {
   constexpr int64_t kKeys = 64, kRows = 64;
   const DF df;
   const DI di;
@@ -393,18 +418,20 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
   const auto stride = [&](int64_t given, int64_t count) { return given == 0 ? count * d : given; };
   const int64_t q_stride = stride(a.q_stride, heads), out_stride = stride(a.out_stride, heads);
   const int64_t dout_stride = stride(a.dout_stride, heads), dq_stride = stride(a.dq_stride, heads);
-  const int64_t k_stride = stride(a.k_stride, p.kv_heads), v_stride = stride(a.v_stride, p.kv_heads);
-  const int64_t dk_stride = stride(a.dk_stride, p.kv_heads), dv_stride = stride(a.dv_stride, p.kv_heads);
+  const int64_t k_stride = stride(a.k_stride, p.kv_heads),
+                v_stride = stride(a.v_stride, p.kv_heads);
+  const int64_t dk_stride = stride(a.dk_stride, p.kv_heads),
+                dv_stride = stride(a.dv_stride, p.kv_heads);
   const bool softcap = p.softcap != 0.0f;
   const float c_scalar = ScoreScale(p);
   const VF c = hn::Set(df, c_scalar);
 
   Scratch& scratch = attention_scratch;
   scratch.Reset(static_cast<size_t>(n * (5 * d + 2) + 2 * kRows * kKeys + 7 * d * kKeys + d + 512));
-  float* q = scratch.Take(n * d);    // of one head, f32
+  float* q = scratch.Take(n * d);  // of one head, f32
   float* go = scratch.Take(n * d);
   float* dq = scratch.Take(n * d);
-  float* dk = scratch.Take(n * d);   // of the group, heads added so far
+  float* dk = scratch.Take(n * d);  // of the group, heads added so far
   float* dv = scratch.Take(n * d);
   float* delta = scratch.Take(n);
   float* lse2 = scratch.Take(n);
@@ -432,7 +459,8 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
       const int64_t keys = std::min(kKeys, n - key0);
       for (int64_t j = 0; j < kKeys; ++j) {
         if (j < keys) {
-          rows::LoadRow(a.k, kDType, (run.kv_begin + key0 + j) * k_stride + kv_head * d, d, kf + j * d);
+          rows::LoadRow(a.k, kDType, (run.kv_begin + key0 + j) * k_stride + kv_head * d, d,
+                        kf + j * d);
           rows::LoadRow(a.v, kDType, (run.kv_begin + key0 + j) * v_stride + kv_head * d, d, line);
         } else {
           std::fill(kf + j * d, kf + (j + 1) * d, 0.0f);
@@ -453,8 +481,10 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
         const int64_t i1 = std::min({i0 + kRows, row_end, next_cut});
         const int64_t count = i1 - i0;
         Product<kDType, kSm90, Init::kZero>(count, kKeys, s, kKeys, q + i0 * d, d, 1, kt, kKeys, d);
-        Product<kDType, kSm90, Init::kZero>(count, kKeys, ds, kKeys, go + i0 * d, d, 1, vt, kKeys, d);
-        const bool masked = keys < kKeys || i0 < key0 + kKeys - 1 || (p.window != 0 && i1 - 1 - p.window >= key0);
+        Product<kDType, kSm90, Init::kZero>(count, kKeys, ds, kKeys, go + i0 * d, d, 1, vt, kKeys,
+                                            d);
+        const bool masked =
+            keys < kKeys || i0 < key0 + kKeys - 1 || (p.window != 0 && i1 - 1 - p.window >= key0);
         for (int64_t i = i0; i < i1; ++i) {
           const VF minus_lse = hn::Set(df, -lse2[i]);
           const VF delta_v = hn::Set(df, delta[i]);
@@ -485,8 +515,10 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
             hn::Store(g, df, dp);
           }
         }
-        Product<kDType, kSm90, Init::kLoad>(d, kKeys, acc_v, kKeys, go + i0 * d, 1, d, s, kKeys, count);
-        Product<kDType, kSm90, Init::kLoad>(d, kKeys, acc_k, kKeys, q + i0 * d, 1, d, ds, kKeys, count);
+        Product<kDType, kSm90, Init::kLoad>(d, kKeys, acc_v, kKeys, go + i0 * d, 1, d, s, kKeys,
+                                            count);
+        Product<kDType, kSm90, Init::kLoad>(d, kKeys, acc_k, kKeys, q + i0 * d, 1, d, ds, kKeys,
+                                            count);
         Product<kDType, kSm90, Init::kLoad>(count, d, dq + i0 * d, d, ds, kKeys, 1, kf, d, keys);
         i0 = i1;
         if (i0 == next_cut || i0 == row_end) {
@@ -526,7 +558,8 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
         }
         numerics::LanesState<32> lanes;
         lanes.Reset();
-        lanes.Run(count, [&](float acc, int64_t i) { return acc + -(lse2[cut + i] * delta[cut + i]); });
+        lanes.Run(count,
+                  [&](float acc, int64_t i) { return acc + -(lse2[cut + i] * delta[cut + i]); });
         dsink_units[cut / p.unit_rows * heads + h] = lanes.Sum();
       }
     }
@@ -539,15 +572,18 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
   }
 }
 
-void BackwardHeadImpl(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head, float* dsink_units,
-                      bool sm90) {
+void BackwardHeadImpl(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head,
+                      float* dsink_units, bool sm90) {
   const auto call = [&](auto head) { head(p, a, run, kv_head, dsink_units); };
   switch (p.dtype) {
     case DType::kBF16:
-      return call(sm90 ? BackwardHeadTyped<DType::kBF16, true> : BackwardHeadTyped<DType::kBF16, false>);
+      return call(sm90 ? BackwardHeadTyped<DType::kBF16, true>
+                       : BackwardHeadTyped<DType::kBF16, false>);
     case DType::kF16:
-      return call(sm90 ? BackwardHeadTyped<DType::kF16, true> : BackwardHeadTyped<DType::kF16, false>);
-    default: return call(BackwardHeadTyped<DType::kF32, false>);
+      return call(sm90 ? BackwardHeadTyped<DType::kF16, true>
+                       : BackwardHeadTyped<DType::kF16, false>);
+    default:
+      return call(BackwardHeadTyped<DType::kF32, false>);
   }
 }
 
@@ -560,8 +596,8 @@ namespace tare::ops::attention {
 HWY_EXPORT(ForwardBlockImpl);
 HWY_EXPORT(BackwardHeadImpl);
 
-void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head, int64_t flat0,
-                  int64_t lanes, bool sm90) {
+void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head,
+                  int64_t flat0, int64_t lanes, bool sm90) {
   HWY_DYNAMIC_DISPATCH(ForwardBlockImpl)(params, args, run, kv_head, flat0, lanes, sm90);
 }
 void BackwardHead(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,

@@ -34,7 +34,8 @@ Params ParamsOf(const Shape& s) {
   Params p;
   p.q_heads = s.q_heads, p.kv_heads = s.kv_heads, p.head_dim = s.d, p.dtype = s.dtype;
   p.scale = 1.0f / std::sqrt(static_cast<float>(s.d));
-  p.window = s.window, p.sink = s.sink, p.softcap = s.softcap, p.kv_tile = s.tile, p.kv_split = s.split;
+  p.window = s.window, p.sink = s.sink, p.softcap = s.softcap, p.kv_tile = s.tile,
+  p.kv_split = s.split;
   p.unit_rows = 96;
   return p;
 }
@@ -44,7 +45,9 @@ struct Sequence {
   Buffer q, k, v;
   int64_t n;
   Sequence(const Shape& s, int64_t tokens, uint32_t seed)
-      : q(s.dtype, tokens * s.q_heads * s.d), k(s.dtype, tokens * s.kv_heads * s.d), v(s.dtype, tokens * s.kv_heads * s.d),
+      : q(s.dtype, tokens * s.q_heads * s.d),
+        k(s.dtype, tokens * s.kv_heads * s.d),
+        v(s.dtype, tokens * s.kv_heads * s.d),
         n(tokens) {
     std::mt19937 rng(seed);
     Fill(q, rng), Fill(k, rng), Fill(v, rng);
@@ -68,8 +71,8 @@ struct Output {
 enum class How { kFast, kPlain };
 
 // Rows [from, n) of the sequence as one run over packed K and V.
-Output RunPacked(const Shape& s, Sequence& seq, int64_t from, ThreadPool& pool, Profile profile, How how = How::kFast,
-                 fault::Side side = fault::Side::kNone) {
+Output RunPacked(const Shape& s, Sequence& seq, int64_t from, ThreadPool& pool, Profile profile,
+                 How how = How::kFast, fault::Side side = fault::Side::kNone) {
   const Params p = ParamsOf(s);
   const int64_t rows = seq.n - from;
   Output o{Buffer(s.dtype, rows * s.q_heads * s.d), Buffer(DType::kF32, rows * s.q_heads)};
@@ -93,13 +96,18 @@ Output RunPacked(const Shape& s, Sequence& seq, int64_t from, ThreadPool& pool, 
 std::vector<std::pair<Shape, int64_t>> Cases(bool small) {
   std::vector<std::pair<Shape, int64_t>> cases;
   // Lengths at every edge of tile and split; windows at theirs.
-  for (int64_t n : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257}) cases.push_back({{}, n});
+  for (int64_t n : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257})
+    cases.push_back({{}, n});
   cases.push_back({{.q_heads = 4, .kv_heads = 2, .d = 32, .window = 1}, 70});
   cases.push_back({{.q_heads = 3, .kv_heads = 1, .d = 16, .window = 63, .sink = true}, 200});
   cases.push_back({{.q_heads = 3, .kv_heads = 3, .d = 48, .window = 65, .softcap = 5.0f}, 140});
-  cases.push_back({{.q_heads = 2, .kv_heads = 1, .d = 16, .dtype = DType::kF32, .sink = true}, 300});
-  cases.push_back({{.q_heads = 2, .kv_heads = 2, .d = 64, .dtype = DType::kF16, .softcap = 2.0f, .tile = 128}, 150});
-  cases.push_back({{.q_heads = 6, .kv_heads = 2, .d = 16, .window = 300, .sink = true, .split = 256}, 700});
+  cases.push_back(
+      {{.q_heads = 2, .kv_heads = 1, .d = 16, .dtype = DType::kF32, .sink = true}, 300});
+  cases.push_back(
+      {{.q_heads = 2, .kv_heads = 2, .d = 64, .dtype = DType::kF16, .softcap = 2.0f, .tile = 128},
+       150});
+  cases.push_back(
+      {{.q_heads = 6, .kv_heads = 2, .d = 16, .window = 300, .sink = true, .split = 256}, 700});
   if (!small) {
     std::mt19937 rng(12);
     for (int i = 0; i < 16; ++i) {
@@ -117,8 +125,10 @@ std::vector<std::pair<Shape, int64_t>> Cases(bool small) {
 }
 
 class AttentionProfile : public testing::TestWithParam<Profile> {};
-INSTANTIATE_TEST_SUITE_P(All, AttentionProfile, testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
-                         [](const auto& i) { return i.param == Profile::kIeeeF32 ? "ieee" : "sm90"; });
+INSTANTIATE_TEST_SUITE_P(All, AttentionProfile,
+                         testing::Values(Profile::kIeeeF32, Profile::kSm90Mma), [](const auto& i) {
+                           return i.param == Profile::kIeeeF32 ? "ieee" : "sm90";
+                         });
 
 TEST_P(AttentionProfile, ForwardBitsAreThePlainDefinition) {
   ThreadPool pool(2);
@@ -135,13 +145,18 @@ TEST_P(AttentionProfile, ForwardBitsAreThePlainDefinition) {
   }
 }
 
-// Decode takes another kernel (lanes are keys): the last rows alone have the bits of the whole prefill,
-// for every group size, window, cap, head size and SIMD target.
+// Decode takes another kernel (lanes are keys): the last rows alone have the bits of the whole
+// prefill, for every group size, window, cap, head size and SIMD target.
 TEST(Attention, DecodeKernelHasTheBitsOfThePrefill) {
   ThreadPool pool(2);
   auto cases = Cases(false);
   for (int64_t group : {1, 2, 3, 4, 5, 7, 8, 9, 16}) {
-    cases.push_back({{.q_heads = 2 * group, .kv_heads = 2, .d = 64, .window = group == 3 ? 40 : 0, .sink = group == 4}, 150});
+    cases.push_back({{.q_heads = 2 * group,
+                      .kv_heads = 2,
+                      .d = 64,
+                      .window = group == 3 ? 40 : 0,
+                      .sink = group == 4},
+                     150});
     cases.push_back({{.q_heads = group, .kv_heads = 1, .d = 80, .dtype = DType::kF32}, 90});
   }
   cases.push_back({{.q_heads = 3, .kv_heads = 1, .d = 256, .tile = 128}, 530});
@@ -153,11 +168,15 @@ TEST(Attention, DecodeKernelHasTheBitsOfThePrefill) {
     const int64_t width = shape.q_heads * shape.d;
     ForEachTarget([&] {
       const Output one = RunPacked(shape, seq, n - 1, pool, Profile::kIeeeF32);
-      EXPECT_EQ(0, std::memcmp(one.out.data(), static_cast<const uint8_t*>(whole.out.data()) + (n - 1) * width * SizeOf(shape.dtype),
+      EXPECT_EQ(0, std::memcmp(one.out.data(),
+                               static_cast<const uint8_t*>(whole.out.data()) +
+                                   (n - 1) * width * SizeOf(shape.dtype),
                                static_cast<size_t>(width * SizeOf(shape.dtype))))
           << "n=" << n << " d=" << shape.d << " heads " << shape.q_heads << "/" << shape.kv_heads;
-      EXPECT_EQ(0, std::memcmp(one.lse2.data(), static_cast<const float*>(whole.lse2.data()) + (n - 1) * shape.q_heads,
-                               static_cast<size_t>(shape.q_heads) * 4));
+      EXPECT_EQ(0,
+                std::memcmp(one.lse2.data(),
+                            static_cast<const float*>(whole.lse2.data()) + (n - 1) * shape.q_heads,
+                            static_cast<size_t>(shape.q_heads) * 4));
     });
   }
 }
@@ -176,21 +195,26 @@ TEST_P(AttentionProfile, ChunksPagesAndNeighboursMoveNoBit) {
   std::mt19937 rng(5);
   for (int64_t page_size : page_sizes) {
     // Both sequences scattered over one pool of pages.
-    const int64_t pages_a = (n + page_size - 1) / page_size, pages_b = (90 + page_size - 1) / page_size;
+    const int64_t pages_a = (n + page_size - 1) / page_size,
+                  pages_b = (90 + page_size - 1) / page_size;
     const int64_t total = pages_a + pages_b + 3;
     std::vector<int32_t> order(static_cast<size_t>(total));
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
     std::shuffle(order.begin(), order.end(), rng);
     std::vector<int32_t> table(static_cast<size_t>(2 * pages_a), 0);
-    for (int64_t i = 0; i < pages_b; ++i) table[static_cast<size_t>(i)] = order[static_cast<size_t>(i)];
-    for (int64_t i = 0; i < pages_a; ++i) table[static_cast<size_t>(pages_a + i)] = order[static_cast<size_t>(pages_b + i)];
+    for (int64_t i = 0; i < pages_b; ++i)
+      table[static_cast<size_t>(i)] = order[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < pages_a; ++i)
+      table[static_cast<size_t>(pages_a + i)] = order[static_cast<size_t>(pages_b + i)];
     std::vector<uint16_t> k(static_cast<size_t>(total * page_size * kv_width), 0x7f80), v = k;
     const auto put = [&](Sequence& s, int64_t row) {
       for (int64_t j = 0; j < s.n; ++j) {
         const int64_t page = table[static_cast<size_t>(row * pages_a + j / page_size)];
         const int64_t at = (page * page_size + j % page_size) * kv_width;
-        std::memcpy(&k[static_cast<size_t>(at)], static_cast<uint16_t*>(s.k.data()) + j * kv_width, static_cast<size_t>(kv_width) * 2);
-        std::memcpy(&v[static_cast<size_t>(at)], static_cast<uint16_t*>(s.v.data()) + j * kv_width, static_cast<size_t>(kv_width) * 2);
+        std::memcpy(&k[static_cast<size_t>(at)], static_cast<uint16_t*>(s.k.data()) + j * kv_width,
+                    static_cast<size_t>(kv_width) * 2);
+        std::memcpy(&v[static_cast<size_t>(at)], static_cast<uint16_t*>(s.v.data()) + j * kv_width,
+                    static_cast<size_t>(kv_width) * 2);
       }
     };
     put(neighbour, 0), put(seq, 1);
@@ -199,17 +223,27 @@ TEST_P(AttentionProfile, ChunksPagesAndNeighboursMoveNoBit) {
       // One call per step: a chunk of our sequence between two runs of the neighbour.
       for (int64_t from = 0; from < n; from += chunk) {
         const int64_t rows = std::min(chunk, n - from);
-        Buffer q(shape.dtype, (rows + 6) * width), out(shape.dtype, (rows + 6) * width), lse(DType::kF32, (rows + 6) * shape.q_heads);
+        Buffer q(shape.dtype, (rows + 6) * width), out(shape.dtype, (rows + 6) * width),
+            lse(DType::kF32, (rows + 6) * shape.q_heads);
         auto* qd = static_cast<uint16_t*>(q.data());
         std::memcpy(qd, neighbour.q.data(), static_cast<size_t>(3 * width) * 2);
-        std::memcpy(qd + 3 * width, static_cast<uint16_t*>(seq.q.data()) + from * width, static_cast<size_t>(rows * width) * 2);
-        std::memcpy(qd + (3 + rows) * width, static_cast<uint16_t*>(neighbour.q.data()) + 50 * width, static_cast<size_t>(3 * width) * 2);
-        const attention::Run runs[] = {{0, 3, 0, 0, 0}, {3 + rows, 3, 50, 0, 0}, {3, rows, from, 0, 1}};
+        std::memcpy(qd + 3 * width, static_cast<uint16_t*>(seq.q.data()) + from * width,
+                    static_cast<size_t>(rows * width) * 2);
+        std::memcpy(qd + (3 + rows) * width,
+                    static_cast<uint16_t*>(neighbour.q.data()) + 50 * width,
+                    static_cast<size_t>(3 * width) * 2);
+        const attention::Run runs[] = {
+            {0, 3, 0, 0, 0}, {3 + rows, 3, 50, 0, 0}, {3, rows, from, 0, 1}};
         Args a;
         a.tokens = rows + 6;
         a.q = q.data();
-        a.kv = {.k = k.data(), .v = v.data(), .block_table = table.data(), .table_rows = 2, .max_pages = pages_a,
-                .num_pages = total, .page_size = page_size};
+        a.kv = {.k = k.data(),
+                .v = v.data(),
+                .block_table = table.data(),
+                .table_rows = 2,
+                .max_pages = pages_a,
+                .num_pages = total,
+                .page_size = page_size};
         a.sink = sinks.data();
         a.runs = runs;
         a.out = out.data();
@@ -221,9 +255,10 @@ TEST_P(AttentionProfile, ChunksPagesAndNeighboursMoveNoBit) {
                                  static_cast<const uint16_t*>(whole.out.data()) + from * width,
                                  static_cast<size_t>(rows * width) * 2))
             << "page " << page_size << " chunk " << chunk << " from " << from;
-        ASSERT_EQ(0, std::memcmp(lse.f32() + 3 * shape.q_heads,
-                                 static_cast<const float*>(whole.lse2.data()) + from * shape.q_heads,
-                                 static_cast<size_t>(rows * shape.q_heads) * 4));
+        ASSERT_EQ(0,
+                  std::memcmp(lse.f32() + 3 * shape.q_heads,
+                              static_cast<const float*>(whole.lse2.data()) + from * shape.q_heads,
+                              static_cast<size_t>(rows * shape.q_heads) * 4));
         if (GetParam() == Profile::kSm90Mma && from == 0 && chunk == 1) from = n - 20;
       }
     }
@@ -245,9 +280,15 @@ Oracle Reference(const Shape& s, const Sequence& seq, const Buffer* dout) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(d));
   for (int64_t h = 0; h < s.q_heads; ++h) {
     const int64_t kh = h / group;
-    const auto q = [&](int64_t i, int64_t x) { return static_cast<double>(seq.q.at((i * s.q_heads + h) * d + x)); };
-    const auto k = [&](int64_t j, int64_t x) { return static_cast<double>(seq.k.at((j * s.kv_heads + kh) * d + x)); };
-    const auto v = [&](int64_t j, int64_t x) { return static_cast<double>(seq.v.at((j * s.kv_heads + kh) * d + x)); };
+    const auto q = [&](int64_t i, int64_t x) {
+      return static_cast<double>(seq.q.at((i * s.q_heads + h) * d + x));
+    };
+    const auto k = [&](int64_t j, int64_t x) {
+      return static_cast<double>(seq.k.at((j * s.kv_heads + kh) * d + x));
+    };
+    const auto v = [&](int64_t j, int64_t x) {
+      return static_cast<double>(seq.v.at((j * s.kv_heads + kh) * d + x));
+    };
     for (int64_t i = 0; i < n; ++i) {
       const int64_t low = s.window == 0 ? 0 : std::max<int64_t>(0, i - s.window + 1);
       std::vector<double> z, dz;
@@ -276,7 +317,9 @@ Oracle Reference(const Shape& s, const Sequence& seq, const Buffer* dout) {
         o.out[static_cast<size_t>((i * s.q_heads + h) * d + x)] = y;
       }
       if (dout == nullptr) continue;
-      const auto g = [&](int64_t x) { return static_cast<double>(dout->at((i * s.q_heads + h) * d + x)); };
+      const auto g = [&](int64_t x) {
+        return static_cast<double>(dout->at((i * s.q_heads + h) * d + x));
+      };
       double mean = 0;
       std::vector<double> dp;
       for (int64_t j = low; j <= i; ++j) {
@@ -302,13 +345,15 @@ Oracle Reference(const Shape& s, const Sequence& seq, const Buffer* dout) {
 
 struct Gradients {
   Buffer dq, dk, dv, dsink;
-  bool operator==(const Gradients& o) const { return dq == o.dq && dk == o.dk && dv == o.dv && dsink == o.dsink; }
+  bool operator==(const Gradients& o) const {
+    return dq == o.dq && dk == o.dk && dv == o.dv && dsink == o.dsink;
+  }
 };
 
-Gradients RunBackward(const Shape& s, Sequence& seq, Output& saved, Buffer& dout, ThreadPool& pool, Profile profile,
-                      How how, fault::Side side = fault::Side::kNone) {
-  Gradients g{Buffer(s.dtype, seq.q.count()), Buffer(s.dtype, seq.k.count()), Buffer(s.dtype, seq.v.count()),
-              Buffer(DType::kF32, s.q_heads)};
+Gradients RunBackward(const Shape& s, Sequence& seq, Output& saved, Buffer& dout, ThreadPool& pool,
+                      Profile profile, How how, fault::Side side = fault::Side::kNone) {
+  Gradients g{Buffer(s.dtype, seq.q.count()), Buffer(s.dtype, seq.k.count()),
+              Buffer(s.dtype, seq.v.count()), Buffer(DType::kF32, s.q_heads)};
   for (int64_t h = 0; h < s.q_heads; ++h) g.dsink.f32()[h] = 0.0f;
   const auto sinks = Sinks(s);
   const attention::Run run{.q_rows = seq.n};
@@ -320,9 +365,11 @@ Gradients RunBackward(const Shape& s, Sequence& seq, Output& saved, Buffer& dout
   a.dq = g.dq.data(), a.dk = g.dk.data(), a.dv = g.dv.data();
   a.dsink = s.sink ? g.dsink.f32() : nullptr;
   Ctx ctx{.pool = &pool, .profile = profile, .side = side};
-  const Status status = how == How::kPlain ? PlainBackward(ctx, ParamsOf(s), a) : Backward(ctx, ParamsOf(s), a);
+  const Status status =
+      how == How::kPlain ? PlainBackward(ctx, ParamsOf(s), a) : Backward(ctx, ParamsOf(s), a);
   EXPECT_TRUE(status.ok()) << status.ToString();
-  EXPECT_TRUE(g.dq.GuardsIntact() && g.dk.GuardsIntact() && g.dv.GuardsIntact() && g.dsink.GuardsIntact());
+  EXPECT_TRUE(g.dq.GuardsIntact() && g.dk.GuardsIntact() && g.dv.GuardsIntact() &&
+              g.dsink.GuardsIntact());
   return g;
 }
 
@@ -346,8 +393,8 @@ TEST_P(AttentionProfile, BackwardBitsAreThePlainDefinition) {
   }
 }
 
-// The tolerances are the contract's, fixed from the roundings of P, dS and the output: the scale of an
-// error is the largest magnitude of the tensor.
+// The tolerances are the contract's, fixed from the roundings of P, dS and the output: the scale of
+// an error is the largest magnitude of the tensor.
 TEST_P(AttentionProfile, ForwardAndGradientsMatchFloat64) {
   ThreadPool pool(2);
   for (const auto& c : Cases(true)) {
@@ -367,7 +414,8 @@ TEST_P(AttentionProfile, ForwardAndGradientsMatchFloat64) {
     const Gradients g = RunBackward(shape, seq, saved, dout, pool, GetParam(), How::kFast);
     const Oracle want = Reference(shape, seq, &dout);
     const Contract contract = ContractOf(ParamsOf(shape), GetParam());
-    const auto check = [&](const Buffer& got, const std::vector<double>& w, const Tolerance& t, const char* name) {
+    const auto check = [&](const Buffer& got, const std::vector<double>& w, const Tolerance& t,
+                           const char* name) {
       double scale = 0;
       for (double v : w) scale = std::max(scale, std::abs(v));
       const double bound = std::ldexp(scale, t.relative_log2) + std::ldexp(1.0, t.absolute_log2);
@@ -389,10 +437,15 @@ TEST_P(AttentionProfile, FaultsFlipBits) {
   ThreadPool pool(2);
   const auto flips = [&](const char* name, const Shape& shape, int64_t n, int64_t from) {
     Sequence seq(shape, n, 44);
-    const Output healthy = RunPacked(shape, seq, from, pool, GetParam(), How::kFast, fault::Side::kTrainer);
+    const Output healthy =
+        RunPacked(shape, seq, from, pool, GetParam(), How::kFast, fault::Side::kTrainer);
     fault::Scoped planted(fmt::format("{}@trainer", name));
-    EXPECT_TRUE(healthy == RunPacked(shape, seq, from, pool, GetParam(), How::kFast, fault::Side::kRollout)) << name;
-    EXPECT_FALSE(healthy == RunPacked(shape, seq, from, pool, GetParam(), How::kFast, fault::Side::kTrainer)) << name;
+    EXPECT_TRUE(healthy ==
+                RunPacked(shape, seq, from, pool, GetParam(), How::kFast, fault::Side::kRollout))
+        << name;
+    EXPECT_FALSE(healthy ==
+                 RunPacked(shape, seq, from, pool, GetParam(), How::kFast, fault::Side::kTrainer))
+        << name;
   };
   flips("attention.window_off_by_one", {.window = 9}, 24, 0);
   flips("attention.sink_missing", {.sink = true}, 24, 0);
@@ -424,7 +477,8 @@ TEST_P(AttentionProfile, FaultsFlipBits) {
   };
   const Buffer healthy = packed();
   const Output alone = RunPacked(shape, b, 0, pool, GetParam());
-  EXPECT_EQ(0, std::memcmp(alone.out.data(), static_cast<const float*>(healthy.data()) + 20 * w, static_cast<size_t>(530 * w) * 4));
+  EXPECT_EQ(0, std::memcmp(alone.out.data(), static_cast<const float*>(healthy.data()) + 20 * w,
+                           static_cast<size_t>(530 * w) * 4));
   for (const char* name : {"attention.packed_leak", "attention.split_by_batch"}) {
     fault::Scoped planted(fmt::format("{}@trainer", name));
     EXPECT_FALSE(packed() == healthy) << name;
@@ -436,9 +490,11 @@ TEST_P(AttentionProfile, FaultsFlipBits) {
   std::mt19937 rng(1);
   Fill(dout, rng);
   Output saved = RunPacked(with_sink, seq, 0, pool, GetParam());
-  const Gradients good = RunBackward(with_sink, seq, saved, dout, pool, GetParam(), How::kFast, fault::Side::kTrainer);
+  const Gradients good =
+      RunBackward(with_sink, seq, saved, dout, pool, GetParam(), How::kFast, fault::Side::kTrainer);
   fault::Scoped planted("attention.sink_gradient_missing@trainer");
-  const Gradients bad = RunBackward(with_sink, seq, saved, dout, pool, GetParam(), How::kFast, fault::Side::kTrainer);
+  const Gradients bad =
+      RunBackward(with_sink, seq, saved, dout, pool, GetParam(), How::kFast, fault::Side::kTrainer);
   EXPECT_FALSE(good.dsink == bad.dsink);
   EXPECT_TRUE(good.dq == bad.dq);
 }
@@ -486,21 +542,32 @@ TEST(Attention, RefusesWhatTheContractDoesNotCover) {
   };
   using testing::HasSubstr;
   const int32_t table[] = {0, 7};
-  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.kv_heads = 3; }), HasSubstr("must divide"));
-  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.head_dim = 24; }), HasSubstr("head_dim 24"));
-  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.kv_tile = 96; }), HasSubstr("kv_tile 96"));
-  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.kv_split = 320 + 32; }), HasSubstr("kv_split 352"));
-  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.scale = std::nanf(""); }), HasSubstr("scale"));
-  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.sink = true; }), HasSubstr("sink pointer is null"));
-  EXPECT_THAT(message([](Params&, Args&, attention::Run& r) { r.q_rows = 9; }), HasSubstr("[0, 0 + 9)"));
-  EXPECT_THAT(message([](Params&, Args&, attention::Run& r) { r.position = 1; }), HasSubstr("packed buffer has 8"));
-  EXPECT_THAT(message([](Params&, Args& a, attention::Run&) { a.kv.v = nullptr; }), HasSubstr("v is null"));
+  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.kv_heads = 3; }),
+              HasSubstr("must divide"));
+  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.head_dim = 24; }),
+              HasSubstr("head_dim 24"));
+  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.kv_tile = 96; }),
+              HasSubstr("kv_tile 96"));
+  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.kv_split = 320 + 32; }),
+              HasSubstr("kv_split 352"));
+  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.scale = std::nanf(""); }),
+              HasSubstr("scale"));
+  EXPECT_THAT(message([](Params& p, Args&, attention::Run&) { p.sink = true; }),
+              HasSubstr("sink pointer is null"));
+  EXPECT_THAT(message([](Params&, Args&, attention::Run& r) { r.q_rows = 9; }),
+              HasSubstr("[0, 0 + 9)"));
+  EXPECT_THAT(message([](Params&, Args&, attention::Run& r) { r.position = 1; }),
+              HasSubstr("packed buffer has 8"));
+  EXPECT_THAT(message([](Params&, Args& a, attention::Run&) { a.kv.v = nullptr; }),
+              HasSubstr("v is null"));
   EXPECT_THAT(message([&](Params&, Args& a, attention::Run&) {
-                a.kv.block_table = table, a.kv.table_rows = 1, a.kv.max_pages = 2, a.kv.num_pages = 2, a.kv.page_size = 4;
+                a.kv.block_table = table, a.kv.table_rows = 1, a.kv.max_pages = 2,
+                a.kv.num_pages = 2, a.kv.page_size = 4;
               }),
               HasSubstr("block_table[0][1] is 7"));
   EXPECT_THAT(message([&](Params&, Args& a, attention::Run&) {
-                a.kv.block_table = table, a.kv.table_rows = 1, a.kv.max_pages = 2, a.kv.num_pages = 9, a.kv.page_size = 2;
+                a.kv.block_table = table, a.kv.table_rows = 1, a.kv.max_pages = 2,
+                a.kv.num_pages = 9, a.kv.page_size = 2;
               }),
               HasSubstr("needs 4 pages"));
 }

@@ -10,7 +10,8 @@ Status Run(const Ctx& ctx, DType from, DType to, const Args& args) {
   TARE_RETURN_IF_ERROR(CheckCpu("cast", ctx));
   for (const DType dtype : {from, to}) {
     if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
-      return Unsupported("cast: {} to {}; f32, bf16 and f16 are built", DTypeName(from), DTypeName(to));
+      return Unsupported("cast: {} to {}; f32, bf16 and f16 are built", DTypeName(from),
+                         DTypeName(to));
     }
   }
   TARE_RETURN_IF_ERROR(CheckRows("cast", args.count));

@@ -14,7 +14,9 @@ Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "cast";
   c.variant = fmt::format("{}-to-{}", DTypeName(p.from), DTypeName(p.to));
-  c.formula = {fmt::format("y = {}(x), nearest even; NaN becomes the canonical one; overflow becomes infinity", DTypeName(p.to))};
+  c.formula = {fmt::format(
+      "y = {}(x), nearest even; NaN becomes the canonical one; overflow becomes infinity",
+      DTypeName(p.to))};
   c.backward = {fmt::format("straight-through: dx = {}(dy)", DTypeName(p.from))};
   c.inputs = {{"x", Name(p.from), "[N]"}};
   c.outputs = {{"y", Name(p.to), "[N]"}};
@@ -28,7 +30,8 @@ Contract ContractOf(const Params& p) {
 const OpInfo& Info() {
   static const auto* info = [] {
     auto* op = new OpInfo(RowOpInfo("cast"));
-    for (const auto& [from, to] : {std::pair(DType::kF32, DType::kBF16), std::pair(DType::kBF16, DType::kF32)}) {
+    for (const auto& [from, to] :
+         {std::pair(DType::kF32, DType::kBF16), std::pair(DType::kBF16, DType::kF32)}) {
       op->keys.push_back({.dtype = from, .out_dtype = to, .dims = {}});
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
@@ -39,10 +42,12 @@ const OpInfo& Info() {
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
-      return Forward(ctx, ParamsOf(key), {call.rows, call.in[0].data(), call.out[0].mutable_data()});
+      return Forward(ctx, ParamsOf(key),
+                     {call.rows, call.in[0].data(), call.out[0].mutable_data()});
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
-      return Backward(ctx, ParamsOf(key), {call.rows, call.dout[0].data(), call.din[0].mutable_data()});
+      return Backward(ctx, ParamsOf(key),
+                      {call.rows, call.dout[0].data(), call.din[0].mutable_data()});
     };
     return op;
   }();

@@ -18,7 +18,8 @@ using namespace tare::ops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespac
 
 // Slots of token t are added in the order of `order` (indices into its slots), `slots` of them.
 template <typename T>
-void ForwardT(const Params& p, const Args& a, int64_t begin, int64_t end, bool by_arrival, int64_t slots) {
+void ForwardT(const Params& p, const Args& a, int64_t begin, int64_t end, bool by_arrival,
+              int64_t slots) {
   const DF d;
   std::vector<int64_t> order(static_cast<size_t>(slots));
   for (int64_t t = begin; t < end; ++t) {
@@ -26,7 +27,9 @@ void ForwardT(const Params& p, const Args& a, int64_t begin, int64_t end, bool b
     const float* weights = a.weights + t * p.top_k;
     T* out = static_cast<T*>(a.out) + t * p.hidden;
     for (int64_t s = 0; s < slots; ++s) order[static_cast<size_t>(s)] = s;
-    if (by_arrival) std::sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return rows[x] < rows[y]; });
+    if (by_arrival)
+      std::sort(order.begin(), order.end(),
+                [&](int64_t x, int64_t y) { return rows[x] < rows[y]; });
     ForEachVector(p.hidden, [&](int64_t i, int64_t n) HWY_ATTR {
       VF acc = hn::Zero(d);
       for (int64_t s : order) {
@@ -38,8 +41,10 @@ void ForwardT(const Params& p, const Args& a, int64_t begin, int64_t end, bool b
     });
   }
 }
-void ForwardRows(const Params& p, const Args& a, int64_t begin, int64_t end, bool by_arrival, int64_t slots) {
-  WithRowDType(p.dtype, [&](auto t) { ForwardT<decltype(t)>(p, a, begin, end, by_arrival, slots); });
+void ForwardRows(const Params& p, const Args& a, int64_t begin, int64_t end, bool by_arrival,
+                 int64_t slots) {
+  WithRowDType(p.dtype,
+               [&](auto t) { ForwardT<decltype(t)>(p, a, begin, end, by_arrival, slots); });
 }
 
 template <typename T, typename G>
@@ -50,7 +55,8 @@ void BackwardT(const Params& p, const BackwardArgs& a, int64_t begin, int64_t en
   float* e = g + padded;
   for (int64_t t = begin; t < end; ++t) {
     const G* dout = static_cast<const G*>(a.dout) + t * p.hidden;
-    ForEachVector(p.hidden, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(LoadPart(dout + i, n), g + i, n); });
+    ForEachVector(p.hidden, [&](int64_t i, int64_t n)
+                                HWY_ATTR { StorePart(LoadPart(dout + i, n), g + i, n); });
     for (int64_t i = p.hidden; i < padded; ++i) {
       g[i] = -0.0f;
       e[i] = 0.0f;
@@ -74,7 +80,8 @@ void BackwardT(const Params& p, const BackwardArgs& a, int64_t begin, int64_t en
 }
 void BackwardRows(const Params& p, const BackwardArgs& a, int64_t begin, int64_t end) {
   WithRowDType(p.dtype, [&](auto t) {
-    WithRowDType(p.grad_dtype, [&](auto g) { BackwardT<decltype(t), decltype(g)>(p, a, begin, end); });
+    WithRowDType(p.grad_dtype,
+                 [&](auto g) { BackwardT<decltype(t), decltype(g)>(p, a, begin, end); });
   });
 }
 
@@ -100,8 +107,8 @@ Status Check(const Params& p, int64_t rows, int64_t expert_rows, const int32_t* 
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "slot_row", slot_row, rows));
   for (int64_t i = 0; i < rows * p.top_k; ++i) {
     if (slot_row[i] < -1 || slot_row[i] >= expert_rows) {
-      return InvalidArgument("combine: row {} slot {} names row {}; -1 or [0, {})", i / p.top_k, i % p.top_k,
-                             slot_row[i], expert_rows);
+      return InvalidArgument("combine: row {} slot {} names row {}; -1 or [0, {})", i / p.top_k,
+                             i % p.top_k, slot_row[i], expert_rows);
     }
   }
   return Ok();
@@ -117,10 +124,11 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "out", args.out, args.rows));
   const bool by_arrival = fault::Active(kByArrival, ctx.side);
   const int64_t slots = params.top_k - (fault::Active(kLastSlotDropped, ctx.side) ? 1 : 0);
-  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, params.hidden * params.top_k, ctx.pool->threads()),
-                           [&](int64_t begin, int64_t end) {
-                             HWY_DYNAMIC_DISPATCH(ForwardRows)(params, args, begin, end, by_arrival, slots);
-                           });
+  ctx.pool->ParallelRanges(
+      args.rows, RowGrain(args.rows, params.hidden * params.top_k, ctx.pool->threads()),
+      [&](int64_t begin, int64_t end) {
+        HWY_DYNAMIC_DISPATCH(ForwardRows)(params, args, begin, end, by_arrival, slots);
+      });
   return Ok();
 }
 
@@ -138,8 +146,8 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
     const int32_t row = args.slot_row[i];
     if (row < 0) continue;
     if (taken[static_cast<size_t>(row)] != 0) {
-      return InvalidArgument("combine: row {} slot {} names row {}, which another slot has", i / params.top_k,
-                             i % params.top_k, row);
+      return InvalidArgument("combine: row {} slot {} names row {}, which another slot has",
+                             i / params.top_k, i % params.top_k, row);
     }
     taken[static_cast<size_t>(row)] = 1;
   }
@@ -149,7 +157,8 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
       std::memset(static_cast<char*>(args.dy) + r * row_bytes, 0, static_cast<size_t>(row_bytes));
     }
   }
-  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, params.hidden * params.top_k, ctx.pool->threads()),
+  ctx.pool->ParallelRanges(args.rows,
+                           RowGrain(args.rows, params.hidden * params.top_k, ctx.pool->threads()),
                            [&](int64_t begin, int64_t end) {
                              HWY_DYNAMIC_DISPATCH(BackwardRows)(params, args, begin, end);
                            });

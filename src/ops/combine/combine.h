@@ -1,7 +1,7 @@
 #pragma once
 
-// MoE combine: acc = fma(w[t, s], y[row(t, s)], acc) from +0 in ascending slot order of the router's
-// choice, f32, one rounding at the end. A slot with row -1 (padding) is skipped.
+// MoE combine: acc = fma(w[t, s], y[row(t, s)], acc) from +0 in ascending slot order of the
+// router's choice, f32, one rounding at the end. A slot with row -1 (padding) is skipped.
 
 #include <cstdint>
 
@@ -16,10 +16,10 @@ TARE_FAULT(kLastSlotDropped, "combine.last_slot_dropped", "combine", "C3,C5",
            "the last expert slot of every token is left out");
 
 struct Params {
-  int64_t hidden = 0;  // H
-  int64_t top_k = 0;   // k
-  DType dtype = DType::kBF16;         // of y (expert outputs) and out
-  DType grad_dtype = DType::kBF16;    // of dout and dy
+  int64_t hidden = 0;               // H
+  int64_t top_k = 0;                // k
+  DType dtype = DType::kBF16;       // of y (expert outputs) and out
+  DType grad_dtype = DType::kBF16;  // of dout and dy
 };
 
 struct Args {

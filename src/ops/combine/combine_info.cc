@@ -1,6 +1,6 @@
-// The contract and the registry entry of combine. The suite sees an expert buffer of [T, k, H] whose
-// row (t, s) is slot s of token t, so that its rows stay with their tokens; in the variant `turned` the
-// rows of a token lie in the opposite order of its slots.
+// The contract and the registry entry of combine. The suite sees an expert buffer of [T, k, H]
+// whose row (t, s) is slot s of token t, so that its rows stay with their tokens; in the variant
+// `turned` the rows of a token lie in the opposite order of its slots.
 
 #include "ops/combine/combine.h"
 #include "ops/info.h"
@@ -20,7 +20,8 @@ std::vector<int32_t> SlotRows(const OpKey& key, int64_t rows) {
   const int64_t k = key.dim("top_k");
   std::vector<int32_t> slot_row;
   for (int64_t i = 0; i < rows * k; ++i) {
-    slot_row.push_back(static_cast<int32_t>(key.variant == "turned" ? i / k * k + (k - 1 - i % k) : i));
+    slot_row.push_back(
+        static_cast<int32_t>(key.variant == "turned" ? i / k * k + (k - 1 - i % k) : i));
   }
   return slot_row;
 }
@@ -30,13 +31,16 @@ std::vector<int32_t> SlotRows(const OpKey& key, int64_t rows) {
 Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "combine";
-  c.formula = {"acc = +0; for slots s ascending in the router's order: acc = fma(w[t, s], y[row(t, s)], acc)",
-               fmt::format("out = {}(acc)", DTypeName(p.dtype))};
+  c.formula = {
+      "acc = +0; for slots s ascending in the router's order: acc = fma(w[t, s], y[row(t, s)], "
+      "acc)",
+      fmt::format("out = {}(acc)", DTypeName(p.dtype))};
   c.backward = {fmt::format("dy[row(t, s)] = {}(w[t, s] * dout[t])", DTypeName(p.grad_dtype)),
                 "dw[t, s] = lanes(128) of fma(dout, y[row(t, s)], .)"};
   c.lanes = 128;
   c.constants = {{"top_k", std::to_string(p.top_k)}};
-  c.inputs = {{"y", Name(p.dtype), "[R, H]"}, {"slot_row", "i32", "[T, k]"}, {"weights", "f32", "[T, k]"}};
+  c.inputs = {
+      {"y", Name(p.dtype), "[R, H]"}, {"slot_row", "i32", "[T, k]"}, {"weights", "f32", "[T, k]"}};
   c.outputs = {{"out", Name(p.dtype), "[T, H]"}};
   c.rounding_points = {fmt::format("out: f32 to {}, once", DTypeName(p.dtype)),
                        fmt::format("dy: f32 to {}, once", DTypeName(p.grad_dtype))};
@@ -45,8 +49,9 @@ Contract ContractOf(const Params& p) {
   c.invariant_over = RowInvariance();
   c.forward_tolerance = p.dtype == DType::kF32 ? Tolerance{-19, -24, "f32: k fma, terms may cancel"}
                                                : Tolerance{-8, -24, "bf16: one rounding"};
-  c.gradient_tolerance = p.grad_dtype == DType::kF32 ? Tolerance{-19, -20, "f32: a chain of H/128 fma a lane"}
-                                                     : Tolerance{-8, -20, "bf16: one rounding"};
+  c.gradient_tolerance = p.grad_dtype == DType::kF32
+                             ? Tolerance{-19, -20, "f32: a chain of H/128 fma a lane"}
+                             : Tolerance{-8, -20, "bf16: one rounding"};
   return c;
 }
 
@@ -55,9 +60,13 @@ const OpInfo& Info() {
     auto* op = new OpInfo(RowOpInfo("combine"));
     for (DType dtype : op->dtypes) {
       for (int64_t top_k : {5, 2, 1}) {
-        op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .dims = {{"hidden", 48}, {"top_k", top_k}}});
+        op->keys.push_back(
+            {.dtype = dtype, .out_dtype = dtype, .dims = {{"hidden", 48}, {"top_k", top_k}}});
       }
-      op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .variant = "turned", .dims = {{"hidden", 48}, {"top_k", 3}}});
+      op->keys.push_back({.dtype = dtype,
+                          .out_dtype = dtype,
+                          .variant = "turned",
+                          .dims = {{"hidden", 48}, {"top_k", 3}}});
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
     op->signature = [](const OpKey& key, int64_t rows) {

@@ -13,7 +13,8 @@ Status Check(int64_t rows, const uint8_t* mask, int64_t global_count) {
     return InvalidArgument("cross_entropy: global_count is {}; at least 1", global_count);
   }
   for (int64_t t = 0; t < rows; ++t) {
-    if (mask[t] > 1) return InvalidArgument("cross_entropy: the mask of token {} is {}; 0 or 1", t, mask[t]);
+    if (mask[t] > 1)
+      return InvalidArgument("cross_entropy: the mask of token {} is {}; 0 or 1", t, mask[t]);
   }
   return Ok();
 }
@@ -36,13 +37,15 @@ Status Forward(const Ctx& ctx, const Params&, const Args& args) {
     if (args.mask[t] == 0) continue;
     const float loss = -(args.logprob[t] * WeightOf(args.weight, t, args.global_count));
     if (!std::isfinite(loss)) {
-      return InvalidArgument("cross_entropy: the loss of token {} is not finite (logprob {})", t, args.logprob[t]);
+      return InvalidArgument("cross_entropy: the loss of token {} is not finite (logprob {})", t,
+                             args.logprob[t]);
     }
     losses[static_cast<size_t>(t)] = loss;
   }
   if (args.token_loss != nullptr) std::copy(losses.begin(), losses.end(), args.token_loss);
   for (const TokenUnit& unit : args.units) {
-    *args.loss += static_cast<double>(numerics::LanesSum<32>(losses.data() + unit.begin, unit.rows));
+    *args.loss +=
+        static_cast<double>(numerics::LanesSum<32>(losses.data() + unit.begin, unit.rows));
   }
   return Ok();
 }
@@ -54,7 +57,8 @@ Status Backward(const Ctx& ctx, const Params&, const BackwardArgs& args) {
   for (int64_t t = 0; t < args.rows; ++t) {
     const bool valid = args.mask[t] != 0;
     const float d = valid ? -(WeightOf(args.weight, t, args.global_count) * args.dloss) : 0.0f;
-    if (!std::isfinite(d)) return InvalidArgument("cross_entropy: the gradient of token {} is not finite", t);
+    if (!std::isfinite(d))
+      return InvalidArgument("cross_entropy: the gradient of token {} is not finite", t);
     args.dlogprob[t] = d;
   }
   return Ok();

@@ -13,9 +13,11 @@ constexpr int64_t kGlobalCount = 100;
 Contract ContractOf(const Params&) {
   Contract c;
   c.op = "cross_entropy";
-  c.formula = {"a masked token contributes +0 by selection",
-               "token_loss = -(logprob * (weight * f32(1 / N))), N the valid tokens of the global batch; weight 1 multiplies nothing",
-               "total: per unit lanes(32) over its tokens in f32, each added in f64, units ascending"};
+  c.formula = {
+      "a masked token contributes +0 by selection",
+      "token_loss = -(logprob * (weight * f32(1 / N))), N the valid tokens of the global batch; "
+      "weight 1 multiplies nothing",
+      "total: per unit lanes(32) over its tokens in f32, each added in f64, units ascending"};
   c.backward = {"dlogprob = -((weight * f32(1 / N)) * dloss), +0 where masked"};
   c.token_lanes = 32;
   c.unit_rows = kUnitRows;
@@ -23,7 +25,8 @@ Contract ContractOf(const Params&) {
   c.outputs = {{"token_loss", "f32", "[T]"}, {"loss", "f64", "[1], added to"}};
   c.rounding_points = {"none below f32"};
   c.saved_for_backward = {"weight", "mask"};
-  c.errors = {"a loss at a valid token that is not finite names the token", "a mask value other than 0 or 1"};
+  c.errors = {"a loss at a valid token that is not finite names the token",
+              "a mask value other than 0 or 1"};
   c.invariant_over = RowInvariance();
   c.forward_tolerance = {-20, -30, "f32: three products"};
   c.gradient_tolerance = {-20, -30, "f32: three products"};
@@ -38,11 +41,13 @@ const OpInfo& Info() {
     op->select = [](const OpKey&) { return ContractOf({}); };
     op->signature = [](const OpKey&, int64_t rows) {
       Signature s;
-      s.inputs = {RowOperand("logprob", DType::kF32, {rows}, true), RowOperand("weight", DType::kF32, {rows}),
+      s.inputs = {RowOperand("logprob", DType::kF32, {rows}, true),
+                  RowOperand("weight", DType::kF32, {rows}),
                   RowOperand("mask", DType::kU8, {rows})};
       s.inputs[0].fill = Fill::kLogprob;
       s.inputs[2].fill = Fill::kMask;
-      s.outputs = {RowOperand("token_loss", DType::kF32, {rows}), SharedOperand("loss", DType::kF64, {1}, true)};
+      s.outputs = {RowOperand("token_loss", DType::kF32, {rows}),
+                   SharedOperand("loss", DType::kF64, {1}, true)};
       s.outputs[1].grad_dtype = DType::kF32;
       return s;
     };

@@ -22,7 +22,8 @@ void ForwardRows(const Params& p, const Args& a, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* from = static_cast<const T*>(a.x) + a.row_token[r] * p.hidden;
       T* to = static_cast<T*>(a.out) + r * p.hidden;
-      ForEachVector(p.hidden, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(LoadPart(from + i, n), to + i, n); });
+      ForEachVector(p.hidden, [&](int64_t i, int64_t n)
+                                  HWY_ATTR { StorePart(LoadPart(from + i, n), to + i, n); });
     }
   });
 }
@@ -37,7 +38,8 @@ void BackwardRows(const Params& p, const BackwardArgs& a, int64_t begin, int64_t
         VF acc = hn::Zero(d);
         for (int64_t s = 0; s < p.top_k; ++s) {
           const int32_t row = a.slot_row[t * p.top_k + s];
-          if (row >= 0) acc = hn::Add(acc, LoadPart(static_cast<const G*>(a.dout) + row * p.hidden + i, n));
+          if (row >= 0)
+            acc = hn::Add(acc, LoadPart(static_cast<const G*>(a.dout) + row * p.hidden + i, n));
         }
         StorePart(acc, to + i, n);
       });
@@ -71,13 +73,14 @@ Result<Plan> BuildPlan(int64_t rows, int64_t top_k, int64_t experts, const int32
   TARE_RETURN_IF_ERROR(CheckDim("dispatch", "top_k", top_k, 1024));
   TARE_RETURN_IF_ERROR(CheckDim("dispatch", "experts", experts, 65536));
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "ids", ids, rows));
-  if (rows > (int64_t{1} << 31) / top_k - 1) return InvalidArgument("dispatch: {} rows of {} slots", rows, top_k);
+  if (rows > (int64_t{1} << 31) / top_k - 1)
+    return InvalidArgument("dispatch: {} rows of {} slots", rows, top_k);
   Plan plan;
   plan.offsets.assign(static_cast<size_t>(experts + 1), 0);
   for (int64_t i = 0; i < rows * top_k; ++i) {
     if (ids[i] < -1 || ids[i] >= experts) {
-      return InvalidArgument("dispatch: row {} slot {} names expert {}; -1 or [0, {})", i / top_k, i % top_k, ids[i],
-                             experts);
+      return InvalidArgument("dispatch: row {} slot {} names expert {}; -1 or [0, {})", i / top_k,
+                             i % top_k, ids[i], experts);
     }
     if (ids[i] >= 0) ++plan.offsets[static_cast<size_t>(ids[i] + 1)];
   }
@@ -104,10 +107,12 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "out", args.out, args.out_rows));
   for (int64_t r = 0; r < args.out_rows; ++r) {
     if (args.row_token[r] < 0 || args.row_token[r] >= args.rows) {
-      return InvalidArgument("dispatch: row {} names token {}; [0, {})", r, args.row_token[r], args.rows);
+      return InvalidArgument("dispatch: row {} names token {}; [0, {})", r, args.row_token[r],
+                             args.rows);
     }
   }
-  ctx.pool->ParallelRanges(args.out_rows, RowGrain(args.out_rows, params.hidden, ctx.pool->threads()),
+  ctx.pool->ParallelRanges(args.out_rows,
+                           RowGrain(args.out_rows, params.hidden, ctx.pool->threads()),
                            [&](int64_t begin, int64_t end) {
                              HWY_DYNAMIC_DISPATCH(ForwardRows)(params, args, begin, end);
                            });
@@ -124,8 +129,8 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "dx", args.dx, args.rows));
   for (int64_t i = 0; i < args.rows * params.top_k; ++i) {
     if (args.slot_row[i] < -1 || args.slot_row[i] >= args.out_rows) {
-      return InvalidArgument("dispatch: row {} slot {} names row {}; -1 or [0, {})", i / params.top_k,
-                             i % params.top_k, args.slot_row[i], args.out_rows);
+      return InvalidArgument("dispatch: row {} slot {} names row {}; -1 or [0, {})",
+                             i / params.top_k, i % params.top_k, args.slot_row[i], args.out_rows);
     }
   }
   ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, params.hidden, ctx.pool->threads()),

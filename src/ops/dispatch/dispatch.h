@@ -1,8 +1,8 @@
 #pragma once
 
-// MoE dispatch: token rows copied into expert order. Within an expert, rows keep (token, slot) order,
-// so a row's place follows from the routes alone. Backward adds the slots of a token in f32, slots
-// ascending, one rounding.
+// MoE dispatch: token rows copied into expert order. Within an expert, rows keep (token, slot)
+// order, so a row's place follows from the routes alone. Backward adds the slots of a token in f32,
+// slots ascending, one rounding.
 
 #include <cstdint>
 #include <vector>
@@ -39,9 +39,9 @@ struct Args {
 struct BackwardArgs {
   int64_t rows = 0;
   int64_t out_rows = 0;
-  const int32_t* slot_row = nullptr;   // [T, k]
-  const void* dout = nullptr;          // [R, H], grad_dtype
-  void* dx = nullptr;                  // [T, H], grad_dtype
+  const int32_t* slot_row = nullptr;  // [T, k]
+  const void* dout = nullptr;         // [R, H], grad_dtype
+  void* dx = nullptr;                 // [T, H], grad_dtype
 };
 
 Contract ContractOf(const Params& params);

@@ -21,13 +21,16 @@ Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "dispatch";
   c.formula = {"rows sorted by (expert, token, slot); out[row(t, s)] = x[t]"};
-  c.backward = {fmt::format("dx[t] = {}(sum from +0 over slots ascending of dout[row(t, s)]), f32 adds", DTypeName(p.grad_dtype))};
+  c.backward = {
+      fmt::format("dx[t] = {}(sum from +0 over slots ascending of dout[row(t, s)]), f32 adds",
+                  DTypeName(p.grad_dtype))};
   c.constants = {{"top_k", std::to_string(p.top_k)}};
   c.inputs = {{"x", Name(p.dtype), "[T, H]"}, {"row_token", "i32", "[R]"}};
   c.outputs = {{"out", Name(p.dtype), "[R, H]"}};
   c.rounding_points = {fmt::format("dx: f32 to {}, once", DTypeName(p.grad_dtype))};
   c.saved_for_backward = {"slot_row"};
-  c.errors = {"an expert outside [-1, E) names row and slot", "a row outside its buffer names itself"};
+  c.errors = {"an expert outside [-1, E) names row and slot",
+              "a row outside its buffer names itself"};
   c.invariant_over = RowInvariance();
   c.forward_tolerance = {-60, -1000, "a copy"};
   c.gradient_tolerance = ElementTolerance(p.grad_dtype, "k - 1 adds");
@@ -38,7 +41,8 @@ const OpInfo& Info() {
   static const auto* info = [] {
     auto* op = new OpInfo(RowOpInfo("dispatch"));
     for (DType dtype : op->dtypes) {
-      op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .dims = {{"hidden", 40}, {"top_k", 3}}});
+      op->keys.push_back(
+          {.dtype = dtype, .out_dtype = dtype, .dims = {{"hidden", 40}, {"top_k", 3}}});
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
     op->signature = [](const OpKey& key, int64_t rows) {
@@ -51,7 +55,8 @@ const OpInfo& Info() {
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
       const Params p = ParamsOf(key);
       std::vector<int32_t> row_token;
-      for (int64_t r = 0; r < call.rows * p.top_k; ++r) row_token.push_back(static_cast<int32_t>(r / p.top_k));
+      for (int64_t r = 0; r < call.rows * p.top_k; ++r)
+        row_token.push_back(static_cast<int32_t>(r / p.top_k));
       Args a;
       a.rows = call.rows;
       a.out_rows = call.rows * p.top_k;

@@ -24,7 +24,8 @@ void ForwardT(const Params& p, const Args& a, int64_t begin, int64_t end) {
     const E* from = static_cast<const E*>(a.table) + a.ids[t] * p.hidden;
     T* to = static_cast<T*>(a.out) + t * p.hidden;
     if (p.scale == 1.0f) {
-      ForEachVector(p.hidden, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(LoadPart(from + i, n), to + i, n); });
+      ForEachVector(p.hidden, [&](int64_t i, int64_t n)
+                                  HWY_ATTR { StorePart(LoadPart(from + i, n), to + i, n); });
     } else {
       ForEachVector(p.hidden, [&](int64_t i, int64_t n) HWY_ATTR {
         StorePart(hn::Mul(LoadPart(from + i, n), scale), to + i, n);
@@ -38,10 +39,12 @@ void ForwardRows(const Params& p, const Args& a, int64_t begin, int64_t end) {
   });
 }
 
-// The sum of one id's tokens in one unit, by lanes(32) over the unit's tokens, added to its row. The
-// other tokens of the unit would add +0 to their lanes, which changes no lane: lanes start from +0.
+// The sum of one id's tokens in one unit, by lanes(32) over the unit's tokens, added to its row.
+// The other tokens of the unit would add +0 to their lanes, which changes no lane: lanes start from
+// +0.
 template <typename G>
-void BackwardT(const Params& p, const BackwardArgs& a, const TokenUnit& unit, const int32_t* tokens, int64_t count) {
+void BackwardT(const Params& p, const BackwardArgs& a, const TokenUnit& unit, const int32_t* tokens,
+               int64_t count) {
   const DF d;
   constexpr int64_t kColumns = 256;
   const VF scale = hn::Set(d, p.scale);
@@ -59,13 +62,15 @@ void BackwardT(const Params& p, const BackwardArgs& a, const TokenUnit& unit, co
     }
     for (int64_t half = 16; half >= 1; half /= 2) {
       for (int64_t l = 0; l < half; ++l) {
-        for (int64_t j = 0; j < columns; ++j) lane[l * kColumns + j] += lane[(l + half) * kColumns + j];
+        for (int64_t j = 0; j < columns; ++j)
+          lane[l * kColumns + j] += lane[(l + half) * kColumns + j];
       }
     }
     for (int64_t j = 0; j < columns; ++j) PutFloat(row[c + j] + lane[j], row + c + j);
   }
 }
-void BackwardId(const Params& p, const BackwardArgs& a, const TokenUnit& unit, const int32_t* tokens, int64_t count) {
+void BackwardId(const Params& p, const BackwardArgs& a, const TokenUnit& unit,
+                const int32_t* tokens, int64_t count) {
   WithRowDType(p.grad_dtype, [&](auto g) { BackwardT<decltype(g)>(p, a, unit, tokens, count); });
 }
 
@@ -87,12 +92,14 @@ Status Check(const Params& p, int64_t rows, const int32_t* ids) {
   TARE_RETURN_IF_ERROR(CheckRowDType("embedding", "dtype", p.dtype));
   TARE_RETURN_IF_ERROR(CheckRowDType("embedding", "table_dtype", p.table_dtype));
   TARE_RETURN_IF_ERROR(CheckRowDType("embedding", "grad_dtype", p.grad_dtype));
-  if (!std::isfinite(p.scale)) return InvalidArgument("embedding: scale is {}; a finite number", p.scale);
+  if (!std::isfinite(p.scale))
+    return InvalidArgument("embedding: scale is {}; a finite number", p.scale);
   TARE_RETURN_IF_ERROR(CheckRows("embedding", rows));
   TARE_RETURN_IF_ERROR(CheckPointer("embedding", "ids", ids, rows));
   for (int64_t t = 0; t < rows; ++t) {
     if (ids[t] < 0 || ids[t] >= p.vocab) {
-      return InvalidArgument("embedding: row {} has token ID {}; the vocabulary is [0, {})", t, ids[t], p.vocab);
+      return InvalidArgument("embedding: row {} has token ID {}; the vocabulary is [0, {})", t,
+                             ids[t], p.vocab);
     }
   }
   return Ok();
@@ -121,19 +128,22 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
   for (const TokenUnit& unit : args.units) {
     // Tokens by (id, position): one group an id, groups touch distinct rows of the table.
     std::vector<int32_t> tokens(static_cast<size_t>(unit.rows));
-    for (int64_t i = 0; i < unit.rows; ++i) tokens[static_cast<size_t>(i)] = static_cast<int32_t>(unit.begin + i);
+    for (int64_t i = 0; i < unit.rows; ++i)
+      tokens[static_cast<size_t>(i)] = static_cast<int32_t>(unit.begin + i);
     std::stable_sort(tokens.begin(), tokens.end(),
                      [&](int32_t x, int32_t y) { return args.ids[x] < args.ids[y]; });
     std::vector<int64_t> starts;
     for (size_t i = 0; i < tokens.size(); ++i) {
-      if (i == 0 || args.ids[tokens[i]] != args.ids[tokens[i - 1]]) starts.push_back(static_cast<int64_t>(i));
+      if (i == 0 || args.ids[tokens[i]] != args.ids[tokens[i - 1]])
+        starts.push_back(static_cast<int64_t>(i));
     }
     const int64_t groups = static_cast<int64_t>(starts.size());
     starts.push_back(unit.rows);
     ctx.pool->ParallelRanges(groups, 8, [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; ++g) {
         const int64_t from = starts[static_cast<size_t>(g)];
-        HWY_DYNAMIC_DISPATCH(BackwardId)(params, args, unit, tokens.data() + from, starts[static_cast<size_t>(g + 1)] - from);
+        HWY_DYNAMIC_DISPATCH(BackwardId)
+        (params, args, unit, tokens.data() + from, starts[static_cast<size_t>(g + 1)] - from);
       }
     });
   }

@@ -15,24 +15,24 @@ namespace tare::ops::embedding {
 struct Params {
   int64_t vocab = 0;
   int64_t hidden = 0;
-  DType dtype = DType::kBF16;        // of out
+  DType dtype = DType::kBF16;  // of out
   DType table_dtype = DType::kBF16;
-  DType grad_dtype = DType::kBF16;   // of dout
-  float scale = 1.0f;                // Gemma: sqrt(hidden), rounded to dtype by the caller; 1 is no multiply
+  DType grad_dtype = DType::kBF16;  // of dout
+  float scale = 1.0f;  // Gemma: sqrt(hidden), rounded to dtype by the caller; 1 is no multiply
 };
 
 struct Args {
-  int64_t rows = 0;               // T
-  const int32_t* ids = nullptr;   // [T]
-  const void* table = nullptr;    // [vocab, hidden], table_dtype
-  void* out = nullptr;            // [T, hidden], dtype
+  int64_t rows = 0;              // T
+  const int32_t* ids = nullptr;  // [T]
+  const void* table = nullptr;   // [vocab, hidden], table_dtype
+  void* out = nullptr;           // [T, hidden], dtype
 };
 
 struct BackwardArgs {
   int64_t rows = 0;
-  const int32_t* ids = nullptr;   // [T]
-  const void* dout = nullptr;     // [T, hidden], grad_dtype
-  float* dtable = nullptr;        // [vocab, hidden], main gradient, added to
+  const int32_t* ids = nullptr;  // [T]
+  const void* dout = nullptr;    // [T, hidden], grad_dtype
+  float* dtable = nullptr;       // [vocab, hidden], main gradient, added to
   std::span<const TokenUnit> units;
 };
 

@@ -25,7 +25,9 @@ Contract ContractOf(const Params& p) {
   c.variant = p.scale == 1.0f ? "plain" : "scaled";
   c.formula = {p.scale == 1.0f ? fmt::format("out = {}(table[id])", DTypeName(p.dtype))
                                : fmt::format("out = {}(table[id] * scale)", DTypeName(p.dtype))};
-  c.backward = {"dtable[id] += per unit: lanes(32) over the unit's tokens of fma(dout, scale, .) at its tokens of that id"};
+  c.backward = {
+      "dtable[id] += per unit: lanes(32) over the unit's tokens of fma(dout, scale, .) at its "
+      "tokens of that id"};
   c.token_lanes = 32;
   c.unit_rows = kUnitRows;
   c.constants = {{"scale", HexWord(p.scale)}};
@@ -43,17 +45,22 @@ Contract ContractOf(const Params& p) {
 const OpInfo& Info() {
   static const auto* info = [] {
     auto* op = new OpInfo(RowOpInfo("embedding"));
-    for (const auto& [table, out] : {std::pair(DType::kBF16, DType::kBF16), std::pair(DType::kBF16, DType::kF32),
-                                     std::pair(DType::kF32, DType::kF32)}) {
+    for (const auto& [table, out] :
+         {std::pair(DType::kBF16, DType::kBF16), std::pair(DType::kBF16, DType::kF32),
+          std::pair(DType::kF32, DType::kF32)}) {
       for (const char* variant : {"", "scaled"}) {
-        op->keys.push_back({.dtype = table, .out_dtype = out, .variant = variant, .dims = {{"vocab", 11}, {"hidden", 40}}});
+        op->keys.push_back({.dtype = table,
+                            .out_dtype = out,
+                            .variant = variant,
+                            .dims = {{"vocab", 11}, {"hidden", 40}}});
       }
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
     op->signature = [](const OpKey& key, int64_t rows) {
       const Params p = ParamsOf(key);
       Signature s;
-      s.inputs = {IndexOperand("ids", {rows}, p.vocab), SharedOperand("table", p.table_dtype, {p.vocab, p.hidden}, true)};
+      s.inputs = {IndexOperand("ids", {rows}, p.vocab),
+                  SharedOperand("table", p.table_dtype, {p.vocab, p.hidden}, true)};
       s.outputs = {RowOperand("out", p.dtype, {rows, p.hidden}, true)};
       return s;
     };

@@ -24,7 +24,8 @@ Status CheckPointer(std::string_view field, const void* pointer) {
 }
 
 // partial[r][c] of one block by fma from +0: x [rows, k] and w panel [k, 64] as f32.
-void IeeeBlock(const float* x, int64_t ldx, int64_t rows, const float* w, int64_t count, float* partial) {
+void IeeeBlock(const float* x, int64_t ldx, int64_t rows, const float* w, int64_t count,
+               float* partial) {
   for (int64_t r = 0; r < rows; ++r) {
     float acc[kColumns] = {};
     for (int64_t k = 0; k < count; ++k) {
@@ -39,20 +40,25 @@ void IeeeBlock(const float* x, int64_t ldx, int64_t rows, const float* w, int64_
 }  // namespace
 
 Status Check(const Params& p) {
-  if (p.n <= 0 || p.k <= 0) return InvalidArgument("fp8_linear: W is [{}, {}]; both must be positive", p.n, p.k);
+  if (p.n <= 0 || p.k <= 0)
+    return InvalidArgument("fp8_linear: W is [{}, {}]; both must be positive", p.n, p.k);
   if (p.x_dtype != DType::kE4M3 || p.w_dtype != DType::kE4M3) {
-    return InvalidArgument("fp8_linear: x is {} and w is {}; both must be e4m3", DTypeName(p.x_dtype),
-                           DTypeName(p.w_dtype));
+    return InvalidArgument("fp8_linear: x is {} and w is {}; both must be e4m3",
+                           DTypeName(p.x_dtype), DTypeName(p.w_dtype));
   }
-  for (const auto& [field, d] : {std::pair("y_dtype", p.y_dtype), std::pair("bias_dtype", p.bias_dtype)}) {
+  for (const auto& [field, d] :
+       {std::pair("y_dtype", p.y_dtype), std::pair("bias_dtype", p.bias_dtype)}) {
     if (d != DType::kBF16 && d != DType::kF16 && d != DType::kF32) {
-      return InvalidArgument("fp8_linear: {} is {}; it must be bf16, f16 or f32", field, DTypeName(d));
+      return InvalidArgument("fp8_linear: {} is {}; it must be bf16, f16 or f32", field,
+                             DTypeName(d));
     }
   }
   const int32_t s = p.segments;
-  if (s != 1 && s != 2 && s != 4 && s != 8) return InvalidArgument("fp8_linear: segments {}; it must be 1, 2, 4 or 8", s);
+  if (s != 1 && s != 2 && s != 4 && s != 8)
+    return InvalidArgument("fp8_linear: segments {}; it must be 1, 2, 4 or 8", s);
   if (s > 1 && p.k % (s * kBlock) != 0) {
-    return InvalidArgument("fp8_linear: segments {} of k = {}; k must be a multiple of {}", s, p.k, s * kBlock);
+    return InvalidArgument("fp8_linear: segments {} of k = {}; k must be a multiple of {}", s, p.k,
+                           s * kBlock);
   }
   return Ok();
 }
@@ -69,7 +75,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   TARE_RETURN_IF_ERROR(Check(p));
   if (a.m < 0) return InvalidArgument("fp8_linear: m {}; it must not be negative", a.m);
   if (p.bias != (a.bias != nullptr)) {
-    return InvalidArgument("fp8_linear: bias pointer is {} but params.bias is {}", a.bias ? "given" : "null", p.bias);
+    return InvalidArgument("fp8_linear: bias pointer is {} but params.bias is {}",
+                           a.bias ? "given" : "null", p.bias);
   }
   if (a.m == 0) return Ok();
   TARE_RETURN_IF_ERROR(CheckPointer("x", a.x));
@@ -81,7 +88,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   if (ctx.device == Device::kCuda) return ForwardCuda(ctx, p, a);
 #endif
   if (ctx.device != Device::kCpu) return Unsupported("fp8_linear: this build has no CUDA part");
-  if (ctx.pool == nullptr) return InvalidArgument("fp8_linear: ctx.pool is null; the CPU needs one");
+  if (ctx.pool == nullptr)
+    return InvalidArgument("fp8_linear: ctx.pool is null; the CPU needs one");
 
   const bool sm90 = ctx.profile == Profile::kSm90Mma;
   const int64_t blocks = CeilDiv(p.k, kBlock);
@@ -95,7 +103,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   ctx.pool->ParallelFor(row_blocks, [&](int64_t i) {
     const int64_t m0 = i * kRows, m1 = std::min(a.m, m0 + kRows);
     if (sm90) {
-      xa[static_cast<size_t>(i)] = numerics::MmaA::Pack(numerics::MmaType::kE4M3, x + m0 * p.k, m1 - m0, p.k, p.k, 1);
+      xa[static_cast<size_t>(i)] =
+          numerics::MmaA::Pack(numerics::MmaType::kE4M3, x + m0 * p.k, m1 - m0, p.k, p.k, 1);
     } else {
       for (int64_t j = m0 * p.k; j < m1 * p.k; ++j) xf[static_cast<size_t>(j)] = decode[x[j]];
     }
@@ -109,7 +118,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     } else {
       wf.assign(static_cast<size_t>(p.k * kColumns), 0.0f);
       for (int64_t c = 0; c < width; ++c) {
-        for (int64_t k = 0; k < p.k; ++k) wf[static_cast<size_t>(k * kColumns + c)] = decode[w[(n0 + c) * p.k + k]];
+        for (int64_t k = 0; k < p.k; ++k)
+          wf[static_cast<size_t>(k * kColumns + c)] = decode[w[(n0 + c) * p.k + k]];
       }
     }
     std::vector<float> partial(static_cast<size_t>(kRows * kColumns));
@@ -121,9 +131,11 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
         const int64_t k0 = b * kBlock, k1 = std::min(p.k, k0 + kBlock);
         if (sm90) {
           std::fill(partial.begin(), partial.end(), 0.0f);
-          numerics::MmaTile(xa[static_cast<size_t>(i)], 0, rows, wb, 0, width, k0, k1, partial.data(), kColumns);
+          numerics::MmaTile(xa[static_cast<size_t>(i)], 0, rows, wb, 0, width, k0, k1,
+                            partial.data(), kColumns);
         } else {
-          IeeeBlock(xf.data() + m0 * p.k + k0, p.k, rows, wf.data() + k0 * kColumns, k1 - k0, partial.data());
+          IeeeBlock(xf.data() + m0 * p.k + k0, p.k, rows, wf.data() + k0 * kColumns, k1 - k0,
+                    partial.data());
         }
         float* sum = acc.data() + b * p.segments / blocks * kRows * kColumns;
         // A panel of 64 columns lies inside one block of 128 output features.
@@ -150,8 +162,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     }
   });
   if (ctx.trace != nullptr) {
-    ctx.trace->Record({"fp8_linear", sm90 ? "fp8_linear_fwd_sm90" : "fp8_linear_fwd_ieee", "tile=64x64",
-                       fmt::format("e4m3,e4m3->{}", DTypeName(p.y_dtype)),
+    ctx.trace->Record({"fp8_linear", sm90 ? "fp8_linear_fwd_sm90" : "fp8_linear_fwd_ieee",
+                       "tile=64x64", fmt::format("e4m3,e4m3->{}", DTypeName(p.y_dtype)),
                        fmt::format("M={} N={} K={}", a.m, p.n, p.k)});
   }
   return Ok();

@@ -1,7 +1,8 @@
 #pragma once
 
-// fp8_linear: y = (x * x_scale) (W * w_scale)^T (+ bias) with e4m3 operands and block scales. Forward
-// only: the gradient of a quantised layer goes straight through to `linear` with its bf16 weight.
+// fp8_linear: y = (x * x_scale) (W * w_scale)^T (+ bias) with e4m3 operands and block scales.
+// Forward only: the gradient of a quantised layer goes straight through to `linear` with its bf16
+// weight.
 //
 // Contract: K in blocks of 128 (the last one may be short: the rest reads as zero).
 //   partial_b = chain from +0 over the block by the profile's step (sm90-mma: four fp8 steps of 32)

@@ -1,4 +1,5 @@
-// fp8_linear: bits against the definition written out with the plain step, float64 oracle, refusals.
+// fp8_linear: bits against the definition written out with the plain step, float64 oracle,
+// refusals.
 
 #include "ops/fp8_linear/fp8_linear.h"
 
@@ -24,7 +25,8 @@ struct Problem {
   std::vector<uint8_t> x, w;
   std::vector<float> xs, ws;
   Buffer bias;
-  Problem(int64_t m, int64_t n, int64_t k, int32_t segments, uint32_t seed) : m(m), bias(DType::kBF16, n) {
+  Problem(int64_t m, int64_t n, int64_t k, int32_t segments, uint32_t seed)
+      : m(m), bias(DType::kBF16, n) {
     p.n = n, p.k = k, p.segments = segments, p.y_dtype = DType::kF32, p.bias = true;
     const int64_t blocks = (k + 127) / 128;
     std::mt19937 rng(seed);
@@ -34,14 +36,20 @@ struct Problem {
     };
     codes(x, m * k), codes(w, n * k);
     for (int64_t i = 0; i < m * blocks; ++i) xs.push_back(std::abs(normal(rng)) * 0.01f);
-    for (int64_t i = 0; i < (n + 127) / 128 * blocks; ++i) ws.push_back(std::abs(normal(rng)) * 0.01f);
+    for (int64_t i = 0; i < (n + 127) / 128 * blocks; ++i)
+      ws.push_back(std::abs(normal(rng)) * 0.01f);
     for (int64_t i = 0; i < n; ++i) bias.set(i, normal(rng));
   }
   Buffer Run(ThreadPool& pool, Profile profile, int64_t rows, int64_t first = 0) {
     Buffer y(DType::kF32, rows * p.n);
     const int64_t blocks = (p.k + 127) / 128;
-    Args a{.m = rows, .x = x.data() + first * p.k, .x_scale = xs.data() + first * blocks, .w = w.data(),
-           .w_scale = ws.data(), .bias = bias.data(), .y = y.data()};
+    Args a{.m = rows,
+           .x = x.data() + first * p.k,
+           .x_scale = xs.data() + first * blocks,
+           .w = w.data(),
+           .w_scale = ws.data(),
+           .bias = bias.data(),
+           .y = y.data()};
     const Status s = Forward({.pool = &pool, .profile = profile}, p, a);
     EXPECT_TRUE(s.ok()) << s.ToString();
     EXPECT_TRUE(y.GuardsIntact());
@@ -60,9 +68,11 @@ float Definition(const Problem& q, Profile profile, int64_t m, int64_t n) {
     if (profile == Profile::kSm90Mma) {
       partial = numerics::Sm90Chain<numerics::MmaType::kE4M3>(x, w, count, 0.0f);
     } else {
-      for (int64_t i = 0; i < count; ++i) partial = numerics::Fma(E4m3ToF32(x[i]), E4m3ToF32(w[i]), partial);
+      for (int64_t i = 0; i < count; ++i)
+        partial = numerics::Fma(E4m3ToF32(x[i]), E4m3ToF32(w[i]), partial);
     }
-    const float scale = q.xs[static_cast<size_t>(m * blocks + b)] * q.ws[static_cast<size_t>(n / 128 * blocks + b)];
+    const float scale =
+        q.xs[static_cast<size_t>(m * blocks + b)] * q.ws[static_cast<size_t>(n / 128 * blocks + b)];
     float& acc = runs[static_cast<size_t>(b / (blocks / q.p.segments))];
     acc = numerics::Fma(partial, scale, acc);
   }
@@ -72,12 +82,14 @@ float Definition(const Problem& q, Profile profile, int64_t m, int64_t n) {
 TEST(Fp8Linear, BitsAreTheDefinitionInEveryBatch) {
   ThreadPool pool(2), other(5);
   for (Profile profile : {Profile::kIeeeF32, Profile::kSm90Mma}) {
-    for (auto [m, n, k, s] : {std::tuple{3, 5, 128, 1}, {70, 130, 300, 1}, {2, 200, 512, 4}, {9, 64, 1, 1}}) {
+    for (auto [m, n, k, s] :
+         {std::tuple{3, 5, 128, 1}, {70, 130, 300, 1}, {2, 200, 512, 4}, {9, 64, 1, 1}}) {
       Problem q(m, n, k, s, 5);
       const Buffer y = q.Run(pool, profile, m);
       for (int64_t i = 0; i < m * n; ++i) {
         const float want = Definition(q, profile, i / n, i % n);
-        ASSERT_EQ(numerics::BitsOf(y.at(i)), numerics::BitsOf(want)) << m << "x" << n << "x" << k << " at " << i;
+        ASSERT_EQ(numerics::BitsOf(y.at(i)), numerics::BitsOf(want))
+            << m << "x" << n << "x" << k << " at " << i;
       }
       EXPECT_TRUE(q.Run(other, profile, m) == y);
       const Buffer last = q.Run(pool, profile, 1, m - 1);
@@ -117,7 +129,12 @@ TEST(Fp8Linear, RefusesByName) {
   q.p.segments = 1, q.p.w_dtype = DType::kE5M2;
   EXPECT_THAT(Check(q.p).message(), testing::HasSubstr("w is e5m2"));
   q.p.w_dtype = DType::kE4M3;
-  Args a{.m = 2, .x = q.x.data(), .x_scale = q.xs.data(), .w = q.w.data(), .bias = q.bias.data(), .y = q.x.data()};
+  Args a{.m = 2,
+         .x = q.x.data(),
+         .x_scale = q.xs.data(),
+         .w = q.w.data(),
+         .bias = q.bias.data(),
+         .y = q.x.data()};
   EXPECT_THAT(Forward({.pool = &pool}, q.p, a).message(), testing::HasSubstr("w_scale is null"));
 }
 

@@ -49,7 +49,8 @@ HWY_INLINE VF Derivative(VF g) {
   } else {
     const VF half = hn::Set(d, 0.5f);
     const VF phi_cap = hn::MulAdd(half, num::Erf(d, hn::Mul(g, hn::Set(d, 0x1.6a09e6p-1f))), half);
-    const VF phi = hn::Mul(num::Exp(d, hn::Mul(hn::Mul(g, g), hn::Set(d, -0.5f))), hn::Set(d, 0x1.988454p-2f));
+    const VF phi =
+        hn::Mul(num::Exp(d, hn::Mul(hn::Mul(g, g), hn::Set(d, -0.5f))), hn::Set(d, 0x1.988454p-2f));
     return hn::MulAdd(g, phi, phi_cap);
   }
 }
@@ -86,14 +87,18 @@ void BackwardT(const Params& p, const BackwardArgs& a, int64_t begin, int64_t en
 template <class Body>
 void WithActivation(Activation activation, const Body& body) {
   switch (activation) {
-    case Activation::kSilu: return body(std::integral_constant<Activation, Activation::kSilu>());
-    case Activation::kGeluTanh: return body(std::integral_constant<Activation, Activation::kGeluTanh>());
-    case Activation::kGeluErf: return body(std::integral_constant<Activation, Activation::kGeluErf>());
+    case Activation::kSilu:
+      return body(std::integral_constant<Activation, Activation::kSilu>());
+    case Activation::kGeluTanh:
+      return body(std::integral_constant<Activation, Activation::kGeluTanh>());
+    case Activation::kGeluErf:
+      return body(std::integral_constant<Activation, Activation::kGeluErf>());
   }
 }
 void ForwardRows(const Params& p, const Args& a, int64_t begin, int64_t end) {
   WithActivation(p.activation, [&](auto act) {
-    WithRowDType(p.dtype, [&](auto t) { ForwardT<decltype(act)::value, decltype(t)>(p, a, begin, end); });
+    WithRowDType(p.dtype,
+                 [&](auto t) { ForwardT<decltype(act)::value, decltype(t)>(p, a, begin, end); });
   });
 }
 void BackwardRows(const Params& p, const BackwardArgs& a, int64_t begin, int64_t end) {
@@ -133,9 +138,14 @@ void FaultyForward(const Params& p, const Args& a, bool approximate, bool early)
       const float u = ToFloat(static_cast<const T*>(a.up)[t * a.stride + i]);
       float act;
       switch (p.activation) {
-        case Activation::kGeluTanh: act = numerics::GeluTanh(g); break;
-        case Activation::kGeluErf: act = numerics::Gelu(g); break;
-        default: act = numerics::Silu(g);
+        case Activation::kGeluTanh:
+          act = numerics::GeluTanh(g);
+          break;
+        case Activation::kGeluErf:
+          act = numerics::Gelu(g);
+          break;
+        default:
+          act = numerics::Silu(g);
       }
       if (approximate) {
         const float x = std::max(-127.0f, std::min(127.0f, -g * 0x1.715476p0f));
@@ -151,9 +161,12 @@ void FaultyForward(const Params& p, const Args& a, bool approximate, bool early)
 
 std::string_view ActivationName(Activation activation) {
   switch (activation) {
-    case Activation::kSilu: return "silu";
-    case Activation::kGeluTanh: return "gelu-tanh";
-    case Activation::kGeluErf: return "gelu-erf";
+    case Activation::kSilu:
+      return "silu";
+    case Activation::kGeluTanh:
+      return "gelu-tanh";
+    case Activation::kGeluErf:
+      return "gelu-erf";
   }
   return "unknown";
 }
@@ -170,7 +183,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   const bool approximate = fault::Active(kApproximateExp, ctx.side);
   const bool early = fault::Active(kEarlyCast, ctx.side);
   if (approximate || early) {
-    WithRowDType(params.dtype, [&](auto t) { FaultyForward<decltype(t)>(params, args, approximate, early); });
+    WithRowDType(params.dtype,
+                 [&](auto t) { FaultyForward<decltype(t)>(params, args, approximate, early); });
     return Ok();
   }
   ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, params.width, ctx.pool->threads()),

@@ -22,29 +22,29 @@ enum class Activation : uint8_t { kSilu, kGeluTanh, kGeluErf };
 std::string_view ActivationName(Activation activation);  // "silu", "gelu-tanh", "gelu-erf"
 
 struct Params {
-  int64_t width = 0;             // I
+  int64_t width = 0;  // I
   Activation activation = Activation::kSilu;
-  DType dtype = DType::kBF16;    // of g, u and y
+  DType dtype = DType::kBF16;  // of g, u and y
   DType grad_dtype = DType::kBF16;
 };
 
 struct Args {
-  int64_t rows = 0;           // T
-  const void* gate = nullptr; // [T, I], row t at gate + t * stride
-  const void* up = nullptr;   // [T, I], row t at up + t * stride; gate + I in a fused buffer
-  int64_t stride = 0;         // elements; 0 means I, a fused buffer has 2 * I
-  void* y = nullptr;          // [T, I], dense
+  int64_t rows = 0;            // T
+  const void* gate = nullptr;  // [T, I], row t at gate + t * stride
+  const void* up = nullptr;    // [T, I], row t at up + t * stride; gate + I in a fused buffer
+  int64_t stride = 0;          // elements; 0 means I, a fused buffer has 2 * I
+  void* y = nullptr;           // [T, I], dense
 };
 
 struct BackwardArgs {
   int64_t rows = 0;
-  const void* gate = nullptr; // as in forward
+  const void* gate = nullptr;  // as in forward
   const void* up = nullptr;
   int64_t stride = 0;
-  const void* dy = nullptr;   // [T, I], grad_dtype, dense
-  void* dgate = nullptr;      // [T, I], grad_dtype, row t at dgate + t * dstride
+  const void* dy = nullptr;  // [T, I], grad_dtype, dense
+  void* dgate = nullptr;     // [T, I], grad_dtype, row t at dgate + t * dstride
   void* dup = nullptr;
-  int64_t dstride = 0;        // 0 means I
+  int64_t dstride = 0;  // 0 means I
 };
 
 Contract ContractOf(const Params& params);

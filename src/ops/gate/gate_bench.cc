@@ -28,7 +28,9 @@ void AddShape(BenchList& list, int64_t rows, int64_t width, DType dtype) {
               const auto ours = [=, &pool] {
                 Ctx ctx;
                 ctx.pool = &pool;
-                const Status status = Forward(ctx, p, {rows, s->gate_up.data(), s->gate_up.data() + half, 2 * width, s->y.data()});
+                const Status status = Forward(
+                    ctx, p,
+                    {rows, s->gate_up.data(), s->gate_up.data() + half, 2 * width, s->y.data()});
                 TARE_CHECK(status.ok()) << status.ToString();
               };
               return WithCopyPeer(pool, 2 * bytes, bytes, ours, s);

@@ -29,21 +29,28 @@ Contract ContractOf(const Params& p) {
       c.backward.push_back("act'(g) = s * fma(g, 1 - s, 1), s = sigmoid(g)");
       break;
     case Activation::kGeluTanh:
-      c.backward.push_back("q = g * g; v = c * (g * fma(0.044715, q, 1)); dv = c * fma(0.134145, q, 1); s = sigmoid(v); "
-                           "act'(g) = fma(g * dv, s * (1 - s), s), c = f32(2 sqrt(2/pi))");
+      c.backward.push_back(
+          "q = g * g; v = c * (g * fma(0.044715, q, 1)); dv = c * fma(0.134145, q, 1); s = "
+          "sigmoid(v); "
+          "act'(g) = fma(g * dv, s * (1 - s), s), c = f32(2 sqrt(2/pi))");
       break;
     case Activation::kGeluErf:
-      c.backward.push_back("act'(g) = fma(g, exp((g * g) * -0.5) * f32(1/sqrt(2 pi)), fma(0.5, erf(g * f32(sqrt(0.5))), 0.5))");
+      c.backward.push_back(
+          "act'(g) = fma(g, exp((g * g) * -0.5) * f32(1/sqrt(2 pi)), fma(0.5, erf(g * "
+          "f32(sqrt(0.5))), 0.5))");
       break;
   }
-  c.inputs = {{"gate", Name(p.dtype), "[T, I], rows strided"}, {"up", Name(p.dtype), "[T, I], rows strided"}};
+  c.inputs = {{"gate", Name(p.dtype), "[T, I], rows strided"},
+              {"up", Name(p.dtype), "[T, I], rows strided"}};
   c.outputs = {{"y", Name(p.dtype), "[T, I]"}};
-  c.rounding_points = {fmt::format("y: f32 to {}, once; the activation is not rounded in between", DTypeName(p.dtype)),
+  c.rounding_points = {fmt::format("y: f32 to {}, once; the activation is not rounded in between",
+                                   DTypeName(p.dtype)),
                        fmt::format("dg, du: f32 to {}, once", DTypeName(p.grad_dtype))};
   c.saved_for_backward = {"gate", "up"};
   c.invariant_over = RowInvariance();
   c.forward_tolerance = ElementTolerance(p.dtype, "one function of at most 1 ulp and one multiply");
-  c.gradient_tolerance = ElementTolerance(p.grad_dtype, "a derivative of absolute error 2^-22 and two multiplies");
+  c.gradient_tolerance =
+      ElementTolerance(p.grad_dtype, "a derivative of absolute error 2^-22 and two multiplies");
   if (p.grad_dtype == DType::kF32) c.gradient_tolerance.relative_log2 = -20;
   return c;
 }
@@ -53,20 +60,24 @@ const OpInfo& Info() {
     auto* op = new OpInfo(RowOpInfo("gate"));
     for (DType dtype : op->dtypes) {
       for (const char* variant : {"silu", "gelu-tanh", "gelu-erf"}) {
-        op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .variant = variant, .dims = {{"width", 40}}});
+        op->keys.push_back(
+            {.dtype = dtype, .out_dtype = dtype, .variant = variant, .dims = {{"width", 40}}});
       }
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
     op->signature = [](const OpKey& key, int64_t rows) {
       const Params p = ParamsOf(key);
       Signature s;
-      s.inputs = {RowOperand("gate", p.dtype, {rows, p.width}, true), RowOperand("up", p.dtype, {rows, p.width}, true)};
+      s.inputs = {RowOperand("gate", p.dtype, {rows, p.width}, true),
+                  RowOperand("up", p.dtype, {rows, p.width}, true)};
       s.inputs[0].scale = 3.0f;
       s.outputs = {RowOperand("y", p.dtype, {rows, p.width}, true)};
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
-      return Forward(ctx, ParamsOf(key), {call.rows, call.in[0].data(), call.in[1].data(), 0, call.out[0].mutable_data()});
+      return Forward(
+          ctx, ParamsOf(key),
+          {call.rows, call.in[0].data(), call.in[1].data(), 0, call.out[0].mutable_data()});
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
       BackwardArgs a;

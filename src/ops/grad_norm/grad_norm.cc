@@ -44,16 +44,19 @@ int64_t BlocksPerRow(int64_t cols) { return (cols + kBlock - 1) / kBlock; }
 Status Leaves(const Ctx& ctx, const Entry& entry, int64_t begin, int64_t end, float* leaves) {
   TARE_RETURN_IF_ERROR(CheckCpu("grad_norm", ctx));
   if (begin < 0 || end < begin || end > entry.rows) {
-    return InvalidArgument("grad_norm: rows [{}, {}) of '{}', which has {}", begin, end, entry.name, entry.rows);
+    return InvalidArgument("grad_norm: rows [{}, {}) of '{}', which has {}", begin, end, entry.name,
+                           entry.rows);
   }
   const int64_t blocks = BlocksPerRow(entry.cols);
-  TARE_RETURN_IF_ERROR(CheckPointer("grad_norm", entry.name.c_str(), entry.data, (end - begin) * entry.cols));
+  TARE_RETURN_IF_ERROR(
+      CheckPointer("grad_norm", entry.name.c_str(), entry.data, (end - begin) * entry.cols));
   TARE_RETURN_IF_ERROR(CheckPointer("grad_norm", "leaves", leaves, (end - begin) * blocks));
   ctx.pool->ParallelRanges((end - begin) * blocks, 16, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       const int64_t row = begin + i / blocks;
       const int64_t at = i % blocks * kBlock;
-      leaves[i] = HWY_DYNAMIC_DISPATCH(LeafOf)(entry.data + row * entry.cols + at, std::min(kBlock, entry.cols - at));
+      leaves[i] = HWY_DYNAMIC_DISPATCH(LeafOf)(entry.data + row * entry.cols + at,
+                                               std::min(kBlock, entry.cols - at));
     }
   });
   return Ok();
@@ -75,7 +78,8 @@ Contract ContractOf() {
   Contract c;
   c.op = "grad_norm";
   c.formula = {"leaf = lanes(128) of fma(g, g, .) over each block of 1024 along the last axis, f32",
-               "sum = balanced tree of neighbours over (name, row, block) of f64(leaf), an odd last one carried up, f64",
+               "sum = balanced tree of neighbours over (name, row, block) of f64(leaf), an odd "
+               "last one carried up, f64",
                "norm = f32(sqrt(sum)), f64 square root",
                "factor = min(1, max_norm / (norm + 1e-6)), f32; 1 without a limit"};
   c.lanes = 128;
@@ -84,7 +88,8 @@ Contract ContractOf() {
   c.inputs = {{"gradients", "f32", "named [R, C], in byte order of the names"}};
   c.outputs = {{"norm", "f32", "[]"}, {"factor", "f32", "[]"}};
   c.rounding_points = {"leaf: f32", "norm: f64 to f32, once"};
-  c.errors = {"a leaf that is not finite names entry, row and block", "names out of order or twice"};
+  c.errors = {"a leaf that is not finite names entry, row and block",
+              "names out of order or twice"};
   c.invariant_over = {"device", "fsdp", "repeat", "simd", "threads", "tp"};
   c.forward_tolerance = {-20, -100, "f32 leaves of eight fma a lane"};
   return c;
@@ -97,10 +102,11 @@ Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_n
   for (size_t i = 0; i < entries.size(); ++i) {
     const Entry& e = entries[i];
     if (i > 0 && e.name <= entries[i - 1].name) {
-      return InvalidArgument("grad_norm: '{}' after '{}'; names must be distinct and in byte order", e.name,
-                             entries[i - 1].name);
+      return InvalidArgument("grad_norm: '{}' after '{}'; names must be distinct and in byte order",
+                             e.name, entries[i - 1].name);
     }
-    if (e.rows < 0 || e.cols < 0) return InvalidArgument("grad_norm: '{}' is [{}, {}]", e.name, e.rows, e.cols);
+    if (e.rows < 0 || e.cols < 0)
+      return InvalidArgument("grad_norm: '{}' is [{}, {}]", e.name, e.rows, e.cols);
     total += e.rows * BlocksPerRow(e.cols);
   }
   std::vector<float> leaves(static_cast<size_t>(total));
@@ -110,8 +116,8 @@ Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_n
     const int64_t blocks = BlocksPerRow(e.cols);
     for (int64_t i = 0; i < e.rows * blocks; ++i) {
       if (!std::isfinite(leaves[static_cast<size_t>(at + i)])) {
-        return InvalidArgument("grad_norm: the square sum of '{}' row {} block {} is not finite", e.name, i / blocks,
-                               i % blocks);
+        return InvalidArgument("grad_norm: the square sum of '{}' row {} block {} is not finite",
+                               e.name, i / blocks, i % blocks);
       }
     }
     at += e.rows * blocks;
@@ -121,7 +127,8 @@ Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_n
   norm.norm = static_cast<float>(__builtin_sqrt(norm.sum_of_squares));
   float clip_norm = norm.norm;
   if (fault::Active(kShardNorm, ctx.side)) {
-    clip_norm = static_cast<float>(__builtin_sqrt(Tree(std::span(leaves).first(leaves.size() / 2))));
+    clip_norm =
+        static_cast<float>(__builtin_sqrt(Tree(std::span(leaves).first(leaves.size() / 2))));
   }
   if (max_norm > 0.0f) norm.factor = std::min(1.0f, max_norm / (clip_norm + 1e-6f));
   return norm;

@@ -4,8 +4,8 @@
 //   blocks of 1,024 along the last axis, each lanes(128) of fma(g, g, .) in f32
 //   block sums added in f64 by the balanced tree of neighbours over (name, row, block)
 //   norm = f32(sqrt(sum));  factor = min(1, max_norm / (norm + 1e-6))
-// Names are in byte order. A shard that holds whole rows computes its leaves alone; the tree is over
-// all leaves, so the norm does not depend on who computed which leaf.
+// Names are in byte order. A shard that holds whole rows computes its leaves alone; the tree is
+// over all leaves, so the norm does not depend on who computed which leaf.
 
 #include <cstdint>
 #include <span>
@@ -43,8 +43,8 @@ Status Leaves(const Ctx& ctx, const Entry& entry, int64_t begin, int64_t end, fl
 double Tree(std::span<const float> leaves);
 
 Contract ContractOf();
-// max_norm <= 0 means no clip. Entries in byte order of their names, distinct, else kInvalidArgument.
-// A non-finite gradient is kInvalidArgument that names entry, row and block.
+// max_norm <= 0 means no clip. Entries in byte order of their names, distinct, else
+// kInvalidArgument. A non-finite gradient is kInvalidArgument that names entry, row and block.
 Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_norm);
 
 }  // namespace tare::ops::grad_norm

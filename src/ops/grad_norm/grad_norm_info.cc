@@ -15,7 +15,8 @@ const OpInfo& Info() {
     op->signature = [](const OpKey& key, int64_t rows) {
       Signature s;
       s.inputs = {RowOperand("grad", DType::kF32, {rows, key.dim("cols")})};
-      s.outputs = {SharedOperand("norm", DType::kF32, {1}), SharedOperand("factor", DType::kF32, {1})};
+      s.outputs = {SharedOperand("norm", DType::kF32, {1}),
+                   SharedOperand("factor", DType::kF32, {1})};
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {

@@ -15,29 +15,37 @@ namespace {
 Status CheckCommon(const Ctx& ctx, const Params& p, int64_t rows, std::span<const int64_t> offsets,
                    const int32_t* token_of, int64_t x_rows, int64_t x_stride) {
   TARE_RETURN_IF_ERROR(linear::Check(p.linear).Annotate("grouped_linear"));
-  if (p.experts <= 0) return InvalidArgument("grouped_linear: {} experts; there must be at least one", p.experts);
+  if (p.experts <= 0)
+    return InvalidArgument("grouped_linear: {} experts; there must be at least one", p.experts);
   if (p.linear.bias) return InvalidArgument("grouped_linear: experts have no bias");
-  if (static_cast<int64_t>(offsets.size()) != p.experts + 1 || offsets[0] != 0 || offsets.back() != rows || rows < 0) {
-    return InvalidArgument("grouped_linear: offsets must be {} values from 0 to {} rows", p.experts + 1, rows);
+  if (static_cast<int64_t>(offsets.size()) != p.experts + 1 || offsets[0] != 0 ||
+      offsets.back() != rows || rows < 0) {
+    return InvalidArgument("grouped_linear: offsets must be {} values from 0 to {} rows",
+                           p.experts + 1, rows);
   }
   for (int64_t e = 0; e < p.experts; ++e) {
     if (offsets[static_cast<size_t>(e)] > offsets[static_cast<size_t>(e + 1)]) {
-      return InvalidArgument("grouped_linear: offsets[{}] is {}, offsets[{}] is {}; they must not descend", e,
-                             offsets[static_cast<size_t>(e)], e + 1, offsets[static_cast<size_t>(e + 1)]);
+      return InvalidArgument(
+          "grouped_linear: offsets[{}] is {}, offsets[{}] is {}; they must not descend", e,
+          offsets[static_cast<size_t>(e)], e + 1, offsets[static_cast<size_t>(e + 1)]);
     }
   }
   if (x_stride != 0 && x_stride < p.linear.k) {
-    return InvalidArgument("grouped_linear: x_stride {}; it must be 0 or at least {}", x_stride, p.linear.k);
+    return InvalidArgument("grouped_linear: x_stride {}; it must be 0 or at least {}", x_stride,
+                           p.linear.k);
   }
   if (ctx.device != Device::kCpu) return Ok();
-  if (ctx.pool == nullptr) return InvalidArgument("grouped_linear: ctx.pool is null; the CPU needs one");
+  if (ctx.pool == nullptr)
+    return InvalidArgument("grouped_linear: ctx.pool is null; the CPU needs one");
   if (token_of == nullptr) {
-    if (x_rows < rows) return InvalidArgument("grouped_linear: x has {} rows, {} are read", x_rows, rows);
+    if (x_rows < rows)
+      return InvalidArgument("grouped_linear: x has {} rows, {} are read", x_rows, rows);
     return Ok();
   }
   for (int64_t r = 0; r < rows; ++r) {
     if (token_of[r] < 0 || token_of[r] >= x_rows) {
-      return InvalidArgument("grouped_linear: token_of[{}] is {}; x has {} rows", r, token_of[r], x_rows);
+      return InvalidArgument("grouped_linear: token_of[{}] is {}; x has {} rows", r, token_of[r],
+                             x_rows);
     }
   }
   return Ok();
@@ -51,11 +59,14 @@ Status CheckPointer(std::string_view field, const void* pointer) {
 const void* At(const void* base, DType dtype, int64_t elements) {
   return static_cast<const uint8_t*>(base) + elements * SizeOf(dtype);
 }
-void* At(void* base, DType dtype, int64_t elements) { return static_cast<uint8_t*>(base) + elements * SizeOf(dtype); }
+void* At(void* base, DType dtype, int64_t elements) {
+  return static_cast<uint8_t*>(base) + elements * SizeOf(dtype);
+}
 
-// Every expert with rows: side by side when there are enough of them, else one after another with the
-// threads inside each. Bits do not depend on which.
-void ForEachExpert(const Ctx& ctx, std::span<const int64_t> offsets, const std::function<void(int64_t)>& body) {
+// Every expert with rows: side by side when there are enough of them, else one after another with
+// the threads inside each. Bits do not depend on which.
+void ForEachExpert(const Ctx& ctx, std::span<const int64_t> offsets,
+                   const std::function<void(int64_t)>& body) {
   std::vector<int64_t> busy;
   for (size_t e = 0; e + 1 < offsets.size(); ++e) {
     if (offsets[e + 1] > offsets[e]) busy.push_back(static_cast<int64_t>(e));
@@ -66,18 +77,21 @@ void ForEachExpert(const Ctx& ctx, std::span<const int64_t> offsets, const std::
   }
   // The fullest first, so that threads end together.
   std::stable_sort(busy.begin(), busy.end(), [&](int64_t a, int64_t b) {
-    const auto size = [&](int64_t e) { return offsets[static_cast<size_t>(e + 1)] - offsets[static_cast<size_t>(e)]; };
+    const auto size = [&](int64_t e) {
+      return offsets[static_cast<size_t>(e + 1)] - offsets[static_cast<size_t>(e)];
+    };
     return size(a) > size(b);
   });
-  ctx.pool->ParallelFor(static_cast<int64_t>(busy.size()), [&](int64_t i) { body(busy[static_cast<size_t>(i)]); });
+  ctx.pool->ParallelFor(static_cast<int64_t>(busy.size()),
+                        [&](int64_t i) { body(busy[static_cast<size_t>(i)]); });
 }
 
 void Trace(const Ctx& ctx, const Params& p, const char* op, const char* kernel, int64_t rows) {
   if (ctx.trace == nullptr) return;
   ctx.trace->Record({op, fmt::format("{}_{}", kernel, gemm::SimdTargetName()),
                      fmt::format("experts={} threads={}", p.experts, ctx.pool->threads()),
-                     fmt::format("{},{}->{}", DTypeName(p.linear.x_dtype), DTypeName(p.linear.w_dtype),
-                                 DTypeName(p.linear.y_dtype)),
+                     fmt::format("{},{}->{}", DTypeName(p.linear.x_dtype),
+                                 DTypeName(p.linear.w_dtype), DTypeName(p.linear.y_dtype)),
                      fmt::format("R={} N={} K={}", rows, p.linear.n, p.linear.k)});
 }
 
@@ -113,7 +127,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   TARE_RETURN_IF_ERROR(CheckPointer("y", a.y));
   const bool packed = ctx.device == Device::kCpu && !a.packed.empty();
   if (packed && static_cast<int64_t>(a.packed.size()) != p.experts) {
-    return InvalidArgument("grouped_linear: {} packed weights for {} experts", a.packed.size(), p.experts);
+    return InvalidArgument("grouped_linear: {} packed weights for {} experts", a.packed.size(),
+                           p.experts);
   }
   if (!packed) TARE_RETURN_IF_ERROR(CheckPointer("w", a.w));
 #ifdef TARE_WITH_CUDA
@@ -131,11 +146,14 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   for (int64_t e = 0; packed && e < p.experts; ++e) {
     const linear::PackedWeight& w = a.packed[static_cast<size_t>(e)];
     if (w.n() != lp.n || w.k() != lp.k || w.dtype() != lp.w_dtype) {
-      return InvalidArgument("grouped_linear: packed weight {} is {} [{}, {}], params say {} [{}, {}]", e,
-                             DTypeName(w.dtype()), w.n(), w.k(), DTypeName(lp.w_dtype), lp.n, lp.k);
+      return InvalidArgument(
+          "grouped_linear: packed weight {} is {} [{}, {}], params say {} [{}, {}]", e,
+          DTypeName(w.dtype()), w.n(), w.k(), DTypeName(lp.w_dtype), lp.n, lp.k);
     }
     if (a.w == nullptr && w.panels() == nullptr && !sm90) {
-      return InvalidArgument("grouped_linear: expert {} is packed for sm90-mma, but this call computes in ieee-f32", e);
+      return InvalidArgument(
+          "grouped_linear: expert {} is packed for sm90-mma, but this call computes in ieee-f32",
+          e);
     }
   }
   ForEachExpert(ctx, a.offsets, [&](int64_t e) {
@@ -143,8 +161,10 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     gemm::Problem problem;
     problem.m = a.offsets[static_cast<size_t>(e + 1)] - begin;
     problem.n = lp.n;
-    problem.a = {.data = a.token_of != nullptr ? a.x : At(a.x, lp.x_dtype, begin * stride), .dtype = lp.x_dtype,
-                 .stride = stride, .rows = a.token_of != nullptr ? a.token_of + begin : nullptr};
+    problem.a = {.data = a.token_of != nullptr ? a.x : At(a.x, lp.x_dtype, begin * stride),
+                 .dtype = lp.x_dtype,
+                 .stride = stride,
+                 .rows = a.token_of != nullptr ? a.token_of + begin : nullptr};
     const linear::PackedWeight* w = packed ? &a.packed[static_cast<size_t>(e)] : nullptr;
     if (w != nullptr && sm90 && w->mma() != nullptr) {
       problem.mma_b = w->mma();
@@ -153,7 +173,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
       problem.b_layout = gemm::BLayout::kPacked;
       problem.packed_k = lp.k;
     } else {
-      problem.b = {.data = At(a.w, lp.w_dtype, e * lp.n * lp.k), .dtype = lp.w_dtype, .stride = lp.k};
+      problem.b = {
+          .data = At(a.w, lp.w_dtype, e * lp.n * lp.k), .dtype = lp.w_dtype, .stride = lp.k};
       problem.b_layout = gemm::BLayout::kRowsAreN;
     }
     problem.groups = groups;
@@ -168,7 +189,8 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
       gemm::RunIeee(*ctx.pool, problem);
     }
   });
-  Trace(ctx, p, "grouped_linear", sm90 ? "grouped_linear_fwd_sm90" : "grouped_linear_fwd_ieee", a.rows);
+  Trace(ctx, p, "grouped_linear", sm90 ? "grouped_linear_fwd_sm90" : "grouped_linear_fwd_ieee",
+        a.rows);
   return Ok();
 }
 
@@ -186,19 +208,25 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
 #endif
   if (ctx.device != Device::kCpu) return Unsupported("grouped_linear: this build has no CUDA part");
   const linear::Params& lp = p.linear;
-  const auto token = [&](int64_t r) { return a.token_of == nullptr ? r : static_cast<int64_t>(a.token_of[r]); };
+  const auto token = [&](int64_t r) {
+    return a.token_of == nullptr ? r : static_cast<int64_t>(a.token_of[r]);
+  };
   for (int64_t e = 0; a.dw != nullptr && e < p.experts; ++e) {
-    for (int64_t r = a.offsets[static_cast<size_t>(e)] + 1; r < a.offsets[static_cast<size_t>(e + 1)]; ++r) {
+    for (int64_t r = a.offsets[static_cast<size_t>(e)] + 1;
+         r < a.offsets[static_cast<size_t>(e + 1)]; ++r) {
       if (token(r) <= token(r - 1)) {
-        return InvalidArgument("grouped_linear: rows {} and {} of expert {} hold tokens {} and {}; they must ascend",
-                               r - 1, r, e, token(r - 1), token(r));
+        return InvalidArgument(
+            "grouped_linear: rows {} and {} of expert {} hold tokens {} and {}; they must ascend",
+            r - 1, r, e, token(r - 1), token(r));
       }
     }
   }
   const bool sm90 = linear::BackwardUsesSm90(ctx.profile, lp);
   const auto run = [&](const gemm::Problem& problem) {
-    if (sm90) gemm::RunSm90(*ctx.pool, problem);
-    else gemm::RunIeee(*ctx.pool, problem);
+    if (sm90)
+      gemm::RunSm90(*ctx.pool, problem);
+    else
+      gemm::RunIeee(*ctx.pool, problem);
   };
   if (a.dx != nullptr) {
     const std::vector<gemm::Group> groups = linear::DxGroups(lp);
@@ -215,7 +243,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
       problem.y_stride = lp.k;
       run(problem);
     });
-    Trace(ctx, p, "grouped_linear.dx", sm90 ? "grouped_linear_dx_sm90" : "grouped_linear_dx_ieee", a.rows);
+    Trace(ctx, p, "grouped_linear.dx", sm90 ? "grouped_linear_dx_sm90" : "grouped_linear_dx_ieee",
+          a.rows);
   }
   if (a.dw != nullptr) {
     const int64_t stride = a.x_stride == 0 ? lp.k : a.x_stride;
@@ -242,7 +271,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
       problem.y_stride = lp.k;
       run(problem);
     });
-    Trace(ctx, p, "grouped_linear.dw", sm90 ? "grouped_linear_dw_sm90" : "grouped_linear_dw_ieee", a.rows);
+    Trace(ctx, p, "grouped_linear.dw", sm90 ? "grouped_linear_dw_sm90" : "grouped_linear_dw_ieee",
+          a.rows);
   }
   return Ok();
 }

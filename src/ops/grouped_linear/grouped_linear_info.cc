@@ -1,5 +1,5 @@
-// The contract and the registry entry of grouped_linear. The entry routes every row to one expert by an
-// id operand, so that the generic suite can cut and move rows.
+// The contract and the registry entry of grouped_linear. The entry routes every row to one expert
+// by an id operand, so that the generic suite can cut and move rows.
 
 #include <cstring>
 
@@ -26,21 +26,36 @@ Params ParamsOf(const OpKey& key) {
 Signature SignatureOf(const OpKey& key, int64_t rows) {
   const Params p = ParamsOf(key);
   Signature s;
-  s.inputs.push_back({.name = "x", .dtype = p.linear.x_dtype, .shape = {rows, p.linear.k}, .grad = true,
+  s.inputs.push_back({.name = "x",
+                      .dtype = p.linear.x_dtype,
+                      .shape = {rows, p.linear.k},
+                      .grad = true,
                       .grad_dtype = p.linear.dx_dtype});
-  s.inputs.push_back({.name = "expert", .dtype = DType::kI32, .shape = {rows}, .fill = Fill::kIndex,
+  s.inputs.push_back({.name = "expert",
+                      .dtype = DType::kI32,
+                      .shape = {rows},
+                      .fill = Fill::kIndex,
                       .limit = kExperts});
-  s.inputs.push_back({.name = "w", .dtype = p.linear.w_dtype, .shape = {kExperts, p.linear.n, p.linear.k},
-                      .role = Role::kShared, .scale = 0.125f, .grad = true});
-  s.outputs.push_back({.name = "y", .dtype = p.linear.y_dtype, .shape = {rows, p.linear.n}, .grad = true,
+  s.inputs.push_back({.name = "w",
+                      .dtype = p.linear.w_dtype,
+                      .shape = {kExperts, p.linear.n, p.linear.k},
+                      .role = Role::kShared,
+                      .scale = 0.125f,
+                      .grad = true});
+  s.outputs.push_back({.name = "y",
+                       .dtype = p.linear.y_dtype,
+                       .shape = {rows, p.linear.n},
+                       .grad = true,
                        .grad_dtype = p.linear.dy_dtype});
   return s;
 }
 
 // Rows of `width` bytes between token order and routed order.
-void Scatter(const dispatch::Plan& plan, const std::vector<uint8_t>& routed, size_t width, void* out) {
+void Scatter(const dispatch::Plan& plan, const std::vector<uint8_t>& routed, size_t width,
+             void* out) {
   for (size_t r = 0; r < plan.row_token.size(); ++r) {
-    std::memcpy(static_cast<uint8_t*>(out) + static_cast<size_t>(plan.row_token[r]) * width, &routed[r * width], width);
+    std::memcpy(static_cast<uint8_t*>(out) + static_cast<size_t>(plan.row_token[r]) * width,
+                &routed[r * width], width);
   }
 }
 
@@ -68,10 +83,12 @@ Status CallBackward(const Ctx& ctx, const OpKey& key, const BackwardCall& call) 
                         dispatch::BuildPlan(call.rows, 1, kExperts, call.in[1].as<int32_t>()));
   const auto dy_width = static_cast<size_t>(p.linear.n * SizeOf(p.linear.dy_dtype));
   const auto dx_width = static_cast<size_t>(p.linear.k * SizeOf(p.linear.dx_dtype));
-  std::vector<uint8_t> dy(static_cast<size_t>(call.rows) * dy_width), dx(static_cast<size_t>(call.rows) * dx_width);
+  std::vector<uint8_t> dy(static_cast<size_t>(call.rows) * dy_width),
+      dx(static_cast<size_t>(call.rows) * dx_width);
   for (size_t r = 0; r < plan.row_token.size(); ++r) {
     std::memcpy(&dy[r * dy_width],
-                static_cast<const uint8_t*>(call.dout[0].data()) + static_cast<size_t>(plan.row_token[r]) * dy_width,
+                static_cast<const uint8_t*>(call.dout[0].data()) +
+                    static_cast<size_t>(plan.row_token[r]) * dy_width,
                 dy_width);
   }
   BackwardArgs a;
@@ -93,7 +110,8 @@ std::vector<OpKey> Keys() {
   std::vector<OpKey> keys;
   for (Profile profile : {Profile::kIeeeF32, Profile::kSm90Mma}) {
     keys.push_back({profile, DType::kBF16, DType::kBF16, "", {{"n", 40}, {"k", 72}}});
-    if (profile == Profile::kIeeeF32) keys.push_back({profile, DType::kF32, DType::kF32, "", {{"n", 24}, {"k", 40}}});
+    if (profile == Profile::kIeeeF32)
+      keys.push_back({profile, DType::kF32, DType::kF32, "", {{"n", 24}, {"k", 40}}});
   }
   return keys;
 }
@@ -107,12 +125,15 @@ Contract ContractOf(const Params& p, Profile profile) {
     if (const size_t at = line.find("x[m, k], w[n, k]"); at != std::string::npos) {
       line.replace(at, 16, "x[token(r), k], w[e(r), n, k]");
     }
-    if (const size_t at = line.find("y[m, n]"); at != std::string::npos) line.replace(at, 7, "y[r, n]");
+    if (const size_t at = line.find("y[m, n]"); at != std::string::npos)
+      line.replace(at, 7, "y[r, n]");
   }
-  c.formula.insert(c.formula.begin(), "routed rows r sorted by (expert, token); e(r) is the row's expert");
+  c.formula.insert(c.formula.begin(),
+                   "routed rows r sorted by (expert, token); e(r) is the row's expert");
   for (std::string& line : c.backward) {
     if (line.starts_with("dw[n, k] += per unit:")) {
-      line.insert(21, " over the unit's tokens that chose e, groups counted from the first of them,");
+      line.insert(21,
+                  " over the unit's tokens that chose e, groups counted from the first of them,");
       line.replace(0, 8, "dw[e, n, k]");
     }
   }
@@ -121,8 +142,9 @@ Contract ContractOf(const Params& p, Profile profile) {
               {"token", "i32", "[R]"},
               {"w", std::string(DTypeName(p.linear.w_dtype)), "[E, N, K]"}};
   c.outputs = {{"y", std::string(DTypeName(p.linear.y_dtype)), "[R, N]"}};
-  c.errors.push_back("offsets that descend or do not end at R, a token outside x, tokens of an expert that do not "
-                     "ascend: by name");
+  c.errors.push_back(
+      "offsets that descend or do not end at R, a token outside x, tokens of an expert that do not "
+      "ascend: by name");
   c.invariant_over.push_back("routes of other tokens");
   return c;
 }

@@ -1,5 +1,5 @@
-// grouped_linear: every routed row has the bits of linear with its expert's weight (DISC-08), whatever
-// the other experts got; gradients likewise; routes are checked.
+// grouped_linear: every routed row has the bits of linear with its expert's weight (DISC-08),
+// whatever the other experts got; gradients likewise; routes are checked.
 
 #include "ops/grouped_linear/grouped_linear.h"
 
@@ -36,7 +36,8 @@ struct Routed {
       const auto first = static_cast<int32_t>(tokens_rng() % kE);
       ids.push_back(first);
       // Expert 5 never comes second; some slots are padding.
-      const auto second = static_cast<int32_t>((static_cast<uint32_t>(first) + 1 + tokens_rng() % 4) % 5);
+      const auto second =
+          static_cast<int32_t>((static_cast<uint32_t>(first) + 1 + tokens_rng() % 4) % 5);
       ids.push_back(tokens_rng() % 8 == 0 || second == first ? -1 : second);
     }
     auto built = dispatch::BuildPlan(t, kTop, kE, ids.data());
@@ -48,15 +49,17 @@ struct Routed {
   int64_t rows() const { return plan.offsets.back(); }
 };
 
-Buffer RunForward(Routed& r, ThreadPool& pool, Profile profile, bool packed, fault::Side side = fault::Side::kNone) {
+Buffer RunForward(Routed& r, ThreadPool& pool, Profile profile, bool packed,
+                  fault::Side side = fault::Side::kNone) {
   Buffer y(DType::kF32, r.rows() * kN);
   std::vector<linear::PackedWeight> weights;
   Args a;
-  a.rows = r.rows(), a.offsets = r.plan.offsets, a.token_of = r.plan.row_token.data(), a.x_rows = r.tokens;
+  a.rows = r.rows(), a.offsets = r.plan.offsets, a.token_of = r.plan.row_token.data(),
+  a.x_rows = r.tokens;
   a.x = r.x.data(), a.w = r.w.data(), a.y = y.data();
   for (int64_t e = 0; packed && e < kE; ++e) {
-    auto w = linear::PackedWeight::Pack(&pool, static_cast<uint16_t*>(r.w.data()) + e * kN * kK, DType::kBF16, kN, kK,
-                                        profile);
+    auto w = linear::PackedWeight::Pack(&pool, static_cast<uint16_t*>(r.w.data()) + e * kN * kK,
+                                        DType::kBF16, kN, kK, profile);
     EXPECT_TRUE(w.ok());
     weights.push_back(*std::move(w));
   }
@@ -69,7 +72,9 @@ Buffer RunForward(Routed& r, ThreadPool& pool, Profile profile, bool packed, fau
 
 class GroupedLinear : public testing::TestWithParam<Profile> {};
 INSTANTIATE_TEST_SUITE_P(All, GroupedLinear, testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
-                         [](const auto& i) { return i.param == Profile::kIeeeF32 ? "ieee" : "sm90"; });
+                         [](const auto& i) {
+                           return i.param == Profile::kIeeeF32 ? "ieee" : "sm90";
+                         });
 
 TEST_P(GroupedLinear, EveryRowIsLinearWithItsExpertsWeight) {
   ThreadPool pool(2), other(5);
@@ -78,30 +83,40 @@ TEST_P(GroupedLinear, EveryRowIsLinearWithItsExpertsWeight) {
     const Buffer y = RunForward(r, pool, GetParam(), false);
     EXPECT_TRUE(y == RunForward(r, other, GetParam(), true)) << tokens;
     for (int64_t e = 0; e < kE; ++e) {
-      for (int64_t i = r.plan.offsets[static_cast<size_t>(e)]; i < r.plan.offsets[static_cast<size_t>(e + 1)]; ++i) {
+      for (int64_t i = r.plan.offsets[static_cast<size_t>(e)];
+           i < r.plan.offsets[static_cast<size_t>(e + 1)]; ++i) {
         std::vector<float> alone(kN);
-        linear::Args a{.m = 1,
-                       .x = static_cast<uint16_t*>(r.x.data()) + r.plan.row_token[static_cast<size_t>(i)] * kK,
-                       .w = static_cast<uint16_t*>(r.w.data()) + e * kN * kK, .y = alone.data()};
-        ASSERT_TRUE(linear::PlainForward({.pool = &pool, .profile = GetParam()}, r.p.linear, a).ok());
-        ASSERT_EQ(0, std::memcmp(alone.data(), static_cast<const float*>(y.data()) + i * kN, kN * 4)) << "row " << i;
+        linear::Args a{
+            .m = 1,
+            .x = static_cast<uint16_t*>(r.x.data()) + r.plan.row_token[static_cast<size_t>(i)] * kK,
+            .w = static_cast<uint16_t*>(r.w.data()) + e * kN * kK,
+            .y = alone.data()};
+        ASSERT_TRUE(
+            linear::PlainForward({.pool = &pool, .profile = GetParam()}, r.p.linear, a).ok());
+        ASSERT_EQ(0,
+                  std::memcmp(alone.data(), static_cast<const float*>(y.data()) + i * kN, kN * 4))
+            << "row " << i;
       }
     }
   }
 }
 
-// dW of an expert: its tokens of each unit form one chain; routed order, gather and packing move nothing.
+// dW of an expert: its tokens of each unit form one chain; routed order, gather and packing move
+// nothing.
 TEST_P(GroupedLinear, GradientsAreLinearsOverTheExpertsTokens) {
   ThreadPool pool(2);
   Routed r(70, 3);
   const TokenUnit units[] = {{0, 31}, {32, 16}, {48, 22}};  // row 31 is padding
-  Buffer dy(DType::kBF16, r.rows() * kN), dx(DType::kBF16, r.rows() * kK), dw(DType::kF32, kE * kN * kK);
+  Buffer dy(DType::kBF16, r.rows() * kN), dx(DType::kBF16, r.rows() * kK),
+      dw(DType::kF32, kE * kN * kK);
   std::mt19937 rng(4);
   Fill(dy, rng);
   for (int64_t i = 0; i < dw.count(); ++i) dw.f32()[i] = 0.5f;
   BackwardArgs a;
-  a.rows = r.rows(), a.offsets = r.plan.offsets, a.token_of = r.plan.row_token.data(), a.x_rows = r.tokens;
-  a.dy = dy.data(), a.x = r.x.data(), a.w = r.w.data(), a.units = units, a.dx = dx.data(), a.dw = dw.f32();
+  a.rows = r.rows(), a.offsets = r.plan.offsets, a.token_of = r.plan.row_token.data(),
+  a.x_rows = r.tokens;
+  a.dy = dy.data(), a.x = r.x.data(), a.w = r.w.data(), a.units = units, a.dx = dx.data(),
+  a.dw = dw.f32();
   const Ctx ctx{.pool = &pool, .profile = GetParam()};
   ASSERT_TRUE(Backward(ctx, r.p, a).ok());
   EXPECT_TRUE(dx.GuardsIntact() && dw.GuardsIntact());
@@ -110,7 +125,8 @@ TEST_P(GroupedLinear, GradientsAreLinearsOverTheExpertsTokens) {
   std::vector<uint16_t> gathered(static_cast<size_t>(r.rows() * kK));
   for (int64_t i = 0; i < r.rows(); ++i) {
     std::memcpy(&gathered[static_cast<size_t>(i * kK)],
-                static_cast<uint16_t*>(r.x.data()) + r.plan.row_token[static_cast<size_t>(i)] * kK, kK * 2);
+                static_cast<uint16_t*>(r.x.data()) + r.plan.row_token[static_cast<size_t>(i)] * kK,
+                kK * 2);
   }
   Buffer dw2(DType::kF32, kE * kN * kK);
   for (int64_t i = 0; i < dw2.count(); ++i) dw2.f32()[i] = 0.5f;
@@ -121,7 +137,8 @@ TEST_P(GroupedLinear, GradientsAreLinearsOverTheExpertsTokens) {
 
   // Expert by expert through the plain loops of linear, its rows compacted.
   for (int64_t e = 0; e < kE; ++e) {
-    const int64_t begin = r.plan.offsets[static_cast<size_t>(e)], end = r.plan.offsets[static_cast<size_t>(e + 1)];
+    const int64_t begin = r.plan.offsets[static_cast<size_t>(e)],
+                  end = r.plan.offsets[static_cast<size_t>(e + 1)];
     std::vector<TokenUnit> compact;
     for (const TokenUnit& u : units) {
       int64_t first = -1, count = 0;
@@ -135,14 +152,20 @@ TEST_P(GroupedLinear, GradientsAreLinearsOverTheExpertsTokens) {
     }
     std::vector<float> want(kN * kK, 0.5f);
     std::vector<uint16_t> want_dx(static_cast<size_t>((end - begin) * kK));
-    linear::BackwardArgs l{.m = end - begin, .dy = static_cast<uint16_t*>(dy.data()) + begin * kN,
-                           .x = gathered.data() + begin * kK, .w = static_cast<uint16_t*>(r.w.data()) + e * kN * kK,
-                           .units = compact, .dx = want_dx.data(), .dw = want.data()};
+    linear::BackwardArgs l{.m = end - begin,
+                           .dy = static_cast<uint16_t*>(dy.data()) + begin * kN,
+                           .x = gathered.data() + begin * kK,
+                           .w = static_cast<uint16_t*>(r.w.data()) + e * kN * kK,
+                           .units = compact,
+                           .dx = want_dx.data(),
+                           .dw = want.data()};
     if (end > begin) {
       ASSERT_TRUE(linear::PlainBackward(ctx, r.p.linear, l).ok());
     }
-    ASSERT_EQ(0, std::memcmp(want.data(), dw.f32() + e * kN * kK, want.size() * 4)) << "expert " << e;
-    ASSERT_EQ(0, std::memcmp(want_dx.data(), static_cast<uint16_t*>(dx.data()) + begin * kK, want_dx.size() * 2));
+    ASSERT_EQ(0, std::memcmp(want.data(), dw.f32() + e * kN * kK, want.size() * 4))
+        << "expert " << e;
+    ASSERT_EQ(0, std::memcmp(want_dx.data(), static_cast<uint16_t*>(dx.data()) + begin * kK,
+                             want_dx.size() * 2));
   }
 }
 
@@ -173,7 +196,8 @@ TEST(GroupedLinearChecks, RefusesBrokenRoutes) {
   using testing::HasSubstr;
   using O = std::vector<int64_t>;
   using T = std::vector<int32_t>;
-  EXPECT_THAT(message([](Args&, O& o, T&) { o.pop_back(); }), HasSubstr("offsets must be 7 values"));
+  EXPECT_THAT(message([](Args&, O& o, T&) { o.pop_back(); }),
+              HasSubstr("offsets must be 7 values"));
   EXPECT_THAT(message([](Args&, O& o, T&) { o[2] = 1000; }), HasSubstr("must not descend"));
   EXPECT_THAT(message([](Args&, O&, T& t) { t[1] = 10; }), HasSubstr("token_of[1] is 10"));
   EXPECT_THAT(message([](Args& a, O&, T&) { a.w = nullptr; }), HasSubstr("w is null"));

@@ -43,8 +43,8 @@ const char* At(const void* base, int64_t elements, DType dtype) {
   return static_cast<const char*>(base) + elements * SizeOf(dtype);
 }
 
-// dx of one unit: the leaves' chains as they come, added as the balanced tree of eight neighbours. At
-// most four partial sums are alive.
+// dx of one unit: the leaves' chains as they come, added as the balanced tree of eight neighbours.
+// At most four partial sums are alive.
 class LeafTree {
  public:
   LeafTree(ThreadPool* pool, int64_t count) : pool_(pool), count_(count) {}
@@ -79,7 +79,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
     return InvalidArgument("head_logprob: w and packed are both null");
   }
   const linear::Params head = LinearOf(params, params.vocab);
-  const logprob::Params softmax = {.vocab = params.vocab, .logits_dtype = params.logits_dtype, .grad_dtype = params.dtype};
+  const logprob::Params softmax = {
+      .vocab = params.vocab, .logits_dtype = params.logits_dtype, .grad_dtype = params.dtype};
   Buffer logits(std::min(args.rows, kTileRows) * params.vocab * SizeOf(params.logits_dtype));
   const auto at = [](auto* p, int64_t t) { return p == nullptr ? nullptr : p + t; };
   for (int64_t t = 0; t < args.rows; t += kTileRows) {
@@ -113,7 +114,8 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
   TARE_RETURN_IF_ERROR(CheckPointer("head_logprob", "dx", args.dx, args.rows));
   const int64_t hidden = params.hidden;
   // Rows between the units (padding) get no gradient.
-  if (args.rows > 0) std::memset(args.dx, 0, static_cast<size_t>(args.rows * hidden * SizeOf(params.grad_dtype)));
+  if (args.rows > 0)
+    std::memset(args.dx, 0, static_cast<size_t>(args.rows * hidden * SizeOf(params.grad_dtype)));
   const auto at = [](auto* p, int64_t t) { return p == nullptr ? nullptr : p + t; };
   for (const TokenUnit& unit : args.units) {
     const void* x = At(args.x, unit.begin * hidden, params.dtype);
@@ -154,8 +156,11 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
         s.dlogprob = at(args.dlogprob, row);
         s.dentropy = at(args.dentropy, row);
         s.dlogits = dlogits.data.get() + t * ids * SizeOf(params.dtype);
-        TARE_RETURN_IF_ERROR(logprob::Backward(
-            ctx, {.vocab = params.vocab, .logits_dtype = params.logits_dtype, .grad_dtype = params.dtype}, s));
+        TARE_RETURN_IF_ERROR(logprob::Backward(ctx,
+                                               {.vocab = params.vocab,
+                                                .logits_dtype = params.logits_dtype,
+                                                .grad_dtype = params.dtype},
+                                               s));
       }
       linear::BackwardArgs b;
       b.m = unit.rows;
@@ -169,8 +174,8 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
       tree.Fold();
     }
     void* out = static_cast<char*>(args.dx) + unit.begin * hidden * SizeOf(params.grad_dtype);
-    TARE_RETURN_IF_ERROR(ConvertElements(tree.Result(), DType::kF32, out, params.grad_dtype, unit.rows * hidden,
-                                         Fp8Overflow::kNonFinite, ctx.pool));
+    TARE_RETURN_IF_ERROR(ConvertElements(tree.Result(), DType::kF32, out, params.grad_dtype,
+                                         unit.rows * hidden, Fp8Overflow::kNonFinite, ctx.pool));
   }
   return Ok();
 }

@@ -2,8 +2,8 @@
 
 // The language-model head fused with its logprob: the same bits as `linear` followed by `logprob`,
 // but never more logits in memory than one tile of rows (forward) or one sequence unit by one
-// vocabulary leaf (backward). dlogits are recomputed logits' gradients, rounded to `dtype` (the backward
-// operand) before both contractions.
+// vocabulary leaf (backward). dlogits are recomputed logits' gradients, rounded to `dtype` (the
+// backward operand) before both contractions.
 
 #include <cstdint>
 #include <span>
@@ -39,17 +39,17 @@ struct Args {
 
 struct BackwardArgs {
   int64_t rows = 0;
-  const void* x = nullptr;             // [T, H]
-  const void* w = nullptr;             // [V, H]; needed even when forward had it packed
+  const void* x = nullptr;  // [T, H]
+  const void* w = nullptr;  // [V, H]; needed even when forward had it packed
   const int32_t* targets = nullptr;
   const float* temperature = nullptr;
-  const float* max = nullptr;          // saved
+  const float* max = nullptr;  // saved
   const float* log_sum = nullptr;
-  const float* entropy = nullptr;      // saved; needed with dentropy
-  const float* dlogprob = nullptr;     // [T]
-  const float* dentropy = nullptr;     // [T]; may be null
-  void* dx = nullptr;                  // [T, H], grad_dtype: S = 8 over the vocabulary leaves
-  float* dw = nullptr;                 // [V, H], main gradient, added to; may be null
+  const float* entropy = nullptr;   // saved; needed with dentropy
+  const float* dlogprob = nullptr;  // [T]
+  const float* dentropy = nullptr;  // [T]; may be null
+  void* dx = nullptr;               // [T, H], grad_dtype: S = 8 over the vocabulary leaves
+  float* dw = nullptr;              // [V, H], main gradient, added to; may be null
   std::span<const TokenUnit> units;
 };
 

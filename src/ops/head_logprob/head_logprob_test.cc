@@ -1,5 +1,6 @@
 // The fused head gives the bits of linear followed by logprob, forward and backward, whatever the
-// tiles: one row, more rows than a tile, several units, vocabularies that leave leaves short or empty.
+// tiles: one row, more rows than a tile, several units, vocabularies that leave leaves short or
+// empty.
 
 #include "ops/head_logprob/head_logprob.h"
 
@@ -13,7 +14,8 @@ namespace tare::ops::head_logprob {
 namespace {
 
 void Compare(int64_t rows, int64_t vocab, DType logits_dtype, Profile profile, bool packed) {
-  SCOPED_TRACE(fmt::format("rows {} vocab {} logits {} profile {}", rows, vocab, DTypeName(logits_dtype), ProfileName(profile)));
+  SCOPED_TRACE(fmt::format("rows {} vocab {} logits {} profile {}", rows, vocab,
+                           DTypeName(logits_dtype), ProfileName(profile)));
   const int64_t hidden = 48;
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
@@ -26,7 +28,8 @@ void Compare(int64_t rows, int64_t vocab, DType logits_dtype, Profile profile, b
   std::vector<int32_t> targets;
   std::vector<float> dlogprob, dentropy, temperature;
   for (int64_t t = 0; t < rows; ++t) {
-    targets.push_back(t % 5 == 4 ? -1 : static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
+    targets.push_back(t % 5 == 4 ? -1
+                                 : static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
     dlogprob.push_back(normal(random));
     dentropy.push_back(normal(random) * 0.1f);
     temperature.push_back(t % 2 ? 1.0f : 0.7f);
@@ -36,13 +39,15 @@ void Compare(int64_t rows, int64_t vocab, DType logits_dtype, Profile profile, b
   ctx.pool = &pool;
   ctx.profile = profile;
   const auto n = static_cast<size_t>(rows);
-  std::vector<float> lp(n), entropy(n), max(n), log_sum(n), lp2(n), entropy2(n), max2(n), log_sum2(n);
+  std::vector<float> lp(n), entropy(n), max(n), log_sum(n), lp2(n), entropy2(n), max2(n),
+      log_sum2(n);
   Params p;
   p.hidden = hidden;
   p.vocab = vocab;
   p.logits_dtype = logits_dtype;
   linear::PackedWeight packed_w;
-  if (packed) packed_w = linear::PackedWeight::Pack(&pool, w.data(), DType::kBF16, vocab, hidden).value();
+  if (packed)
+    packed_w = linear::PackedWeight::Pack(&pool, w.data(), DType::kBF16, vocab, hidden).value();
   Args a;
   a.rows = rows;
   a.x = x.data();
@@ -70,8 +75,10 @@ void Compare(int64_t rows, int64_t vocab, DType logits_dtype, Profile profile, b
   l.w = w.data();
   l.y = logits.data();
   ASSERT_TRUE(linear::Forward(ctx, head, l).ok());
-  ASSERT_TRUE(logprob::Forward(ctx, softmax, {rows, logits.data(), 0, targets.data(), temperature.data(), lp2.data(),
-                                              entropy2.data(), max2.data(), log_sum2.data()}).ok());
+  ASSERT_TRUE(logprob::Forward(ctx, softmax,
+                               {rows, logits.data(), 0, targets.data(), temperature.data(),
+                                lp2.data(), entropy2.data(), max2.data(), log_sum2.data()})
+                  .ok());
   EXPECT_EQ(lp, lp2);
   EXPECT_EQ(entropy, entropy2);
   EXPECT_EQ(max, max2);
@@ -127,7 +134,8 @@ TEST(HeadLogprob, EqualsLinearThenLogprobBitForBit) {
     Compare(70, 131, DType::kF32, profile, true);
     Compare(70, 131, DType::kBF16, profile, false);
   }
-  Compare(9, 9, DType::kF32, Profile::kIeeeF32, false);  // leaves of two ids: the last three are empty
+  Compare(9, 9, DType::kF32, Profile::kIeeeF32,
+          false);  // leaves of two ids: the last three are empty
   Compare(130, 1100, DType::kF32, Profile::kIeeeF32, true);
 }
 

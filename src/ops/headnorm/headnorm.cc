@@ -26,7 +26,8 @@ void ForwardT(const Params& p, const Args& a, const float* w, int64_t begin, int
     for (int64_t head = 0; head < p.heads; ++head) {
       const T* x = static_cast<const T*>(a.x) + t * a.x_stride + head * p.head_dim;
       T* y = static_cast<T*>(a.y) + t * a.y_stride + head * p.head_dim;
-      ForEachVector(p.head_dim, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(LoadPart(x + i, n), h + i, n); });
+      ForEachVector(p.head_dim, [&](int64_t i, int64_t n)
+                                    HWY_ATTR { StorePart(LoadPart(x + i, n), h + i, n); });
       for (int64_t i = p.head_dim; i < padded; ++i) h[i] = 0.0f;
       const float s = LanesDot<32>(h, h, padded);
       const float r = 1.0f / __builtin_sqrtf(__builtin_fmaf(s, inv, p.eps));
@@ -40,7 +41,8 @@ void ForwardT(const Params& p, const Args& a, const float* w, int64_t begin, int
 }
 
 template <typename T, typename G>
-void BackwardRowsT(const Params& p, const BackwardArgs& a, const float* w, int64_t begin, int64_t end) {
+void BackwardRowsT(const Params& p, const BackwardArgs& a, const float* w, int64_t begin,
+                   int64_t end) {
   const DF d;
   const int64_t padded = RoundUp(p.head_dim, 32);
   float* g = Scratch(static_cast<size_t>(2 * padded));
@@ -71,7 +73,8 @@ void BackwardRowsT(const Params& p, const BackwardArgs& a, const float* w, int64
 
 // sum[0 .. head_dim) of one head over one unit's tokens, by lanes(32).
 template <typename T, typename G>
-void BackwardWeightT(const Params& p, const BackwardArgs& a, const TokenUnit& unit, int64_t head, float* sum) {
+void BackwardWeightT(const Params& p, const BackwardArgs& a, const TokenUnit& unit, int64_t head,
+                     float* sum) {
   const DF d;
   const int64_t stride = RoundUp(p.head_dim, static_cast<int64_t>(hn::Lanes(d)));
   float* lane = Scratch(static_cast<size_t>(32 * stride));
@@ -89,7 +92,8 @@ void BackwardWeightT(const Params& p, const BackwardArgs& a, const TokenUnit& un
   }
   for (int64_t half = 16; half >= 1; half /= 2) {
     for (int64_t l = 0; l < half; ++l) {
-      for (int64_t j = 0; j < p.head_dim; ++j) lane[l * stride + j] += lane[(l + half) * stride + j];
+      for (int64_t j = 0; j < p.head_dim; ++j)
+        lane[l * stride + j] += lane[(l + half) * stride + j];
     }
   }
   std::memcpy(sum, lane, static_cast<size_t>(p.head_dim) * sizeof(float));
@@ -109,14 +113,18 @@ void Widen(const Params& p, const void* w, float* out) {
 void ForwardRows(const Params& p, const Args& a, const float* w, int64_t begin, int64_t end) {
   WithRowDType(p.dtype, [&](auto x) { ForwardT<decltype(x)>(p, a, w, begin, end); });
 }
-void BackwardRows(const Params& p, const BackwardArgs& a, const float* w, int64_t begin, int64_t end) {
+void BackwardRows(const Params& p, const BackwardArgs& a, const float* w, int64_t begin,
+                  int64_t end) {
   WithRowDType(p.dtype, [&](auto x) {
-    WithRowDType(p.grad_dtype, [&](auto g) { BackwardRowsT<decltype(x), decltype(g)>(p, a, w, begin, end); });
+    WithRowDType(p.grad_dtype,
+                 [&](auto g) { BackwardRowsT<decltype(x), decltype(g)>(p, a, w, begin, end); });
   });
 }
-void BackwardWeight(const Params& p, const BackwardArgs& a, const TokenUnit& unit, int64_t head, float* sum) {
+void BackwardWeight(const Params& p, const BackwardArgs& a, const TokenUnit& unit, int64_t head,
+                    float* sum) {
   WithRowDType(p.dtype, [&](auto x) {
-    WithRowDType(p.grad_dtype, [&](auto g) { BackwardWeightT<decltype(x), decltype(g)>(p, a, unit, head, sum); });
+    WithRowDType(p.grad_dtype,
+                 [&](auto g) { BackwardWeightT<decltype(x), decltype(g)>(p, a, unit, head, sum); });
   });
 }
 
@@ -140,7 +148,8 @@ Status Check(const Params& p) {
   TARE_RETURN_IF_ERROR(CheckRowDType("headnorm", "dtype", p.dtype));
   TARE_RETURN_IF_ERROR(CheckRowDType("headnorm", "weight_dtype", p.weight_dtype));
   TARE_RETURN_IF_ERROR(CheckRowDType("headnorm", "grad_dtype", p.grad_dtype));
-  if (!(p.eps >= 0.0f) || p.eps > 1.0f) return InvalidArgument("headnorm: eps is {}; 0 to 1", p.eps);
+  if (!(p.eps >= 0.0f) || p.eps > 1.0f)
+    return InvalidArgument("headnorm: eps is {}; 0 to 1", p.eps);
   return Ok();
 }
 
@@ -170,9 +179,10 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   if (args.rows == 0) return Ok();
   std::vector<float> w(static_cast<size_t>(params.head_dim));
   HWY_DYNAMIC_DISPATCH(Widen)(params, args.w, w.data());
-  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, width, ctx.pool->threads()), [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(ForwardRows)(params, args, w.data(), begin, end);
-  });
+  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, width, ctx.pool->threads()),
+                           [&](int64_t begin, int64_t end) {
+                             HWY_DYNAMIC_DISPATCH(ForwardRows)(params, args, w.data(), begin, end);
+                           });
   return Ok();
 }
 
@@ -199,14 +209,17 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   std::vector<float> sums(static_cast<size_t>(width));
   for (const TokenUnit& unit : args.units) {
     ctx.pool->ParallelFor(params.heads, [&](int64_t head) {
-      HWY_DYNAMIC_DISPATCH(BackwardWeight)(params, args, unit, head, sums.data() + head * params.head_dim);
+      HWY_DYNAMIC_DISPATCH(BackwardWeight)
+      (params, args, unit, head, sums.data() + head * params.head_dim);
     });
     TreeOfHeads(sums.data(), params.heads, params.head_dim);
-    for (int64_t i = 0; i < params.head_dim; ++i) PutFloat(args.dw[i] + sums[static_cast<size_t>(i)], args.dw + i);
+    for (int64_t i = 0; i < params.head_dim; ++i)
+      PutFloat(args.dw[i] + sums[static_cast<size_t>(i)], args.dw + i);
   }
-  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, width, ctx.pool->threads()), [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(BackwardRows)(params, args, w.data(), begin, end);
-  });
+  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, width, ctx.pool->threads()),
+                           [&](int64_t begin, int64_t end) {
+                             HWY_DYNAMIC_DISPATCH(BackwardRows)(params, args, w.data(), begin, end);
+                           });
   return Ok();
 }
 

@@ -14,38 +14,38 @@
 namespace tare::ops::headnorm {
 
 struct Params {
-  int64_t heads = 0;     // N
-  int64_t head_dim = 0;  // D
-  DType dtype = DType::kBF16;         // of x and y
+  int64_t heads = 0;           // N
+  int64_t head_dim = 0;        // D
+  DType dtype = DType::kBF16;  // of x and y
   DType weight_dtype = DType::kBF16;
-  DType grad_dtype = DType::kBF16;    // of dy and dx
+  DType grad_dtype = DType::kBF16;  // of dy and dx
   float eps = 1e-6f;
-  bool unit_offset = false;           // multiply by 1 + w
+  bool unit_offset = false;  // multiply by 1 + w
 };
 
 struct Args {
-  int64_t rows = 0;          // T
-  const void* x = nullptr;   // [T, N, D], row t at x + t * x_stride
-  int64_t x_stride = 0;      // elements; 0 means N * D
-  const void* w = nullptr;   // [D], weight_dtype
-  void* y = nullptr;         // [T, N, D]; may be x with the same stride
+  int64_t rows = 0;         // T
+  const void* x = nullptr;  // [T, N, D], row t at x + t * x_stride
+  int64_t x_stride = 0;     // elements; 0 means N * D
+  const void* w = nullptr;  // [D], weight_dtype
+  void* y = nullptr;        // [T, N, D]; may be x with the same stride
   int64_t y_stride = 0;
-  float* rstd = nullptr;     // [T, N]; may be null
+  float* rstd = nullptr;  // [T, N]; may be null
 };
 
 struct BackwardArgs {
   int64_t rows = 0;
-  const void* x = nullptr;      // [T, N, D]: the input of forward
+  const void* x = nullptr;  // [T, N, D]: the input of forward
   int64_t x_stride = 0;
   const void* w = nullptr;      // [D]
   const float* rstd = nullptr;  // [T, N]
   const void* dy = nullptr;     // [T, N, D], grad_dtype
   int64_t dy_stride = 0;
-  void* dx = nullptr;           // [T, N, D], grad_dtype; may be dy
+  void* dx = nullptr;  // [T, N, D], grad_dtype; may be dy
   int64_t dx_stride = 0;
-  float* dw = nullptr;          // [D], main gradient, added to
-  std::span<const TokenUnit> units;  // for dw: lanes(32) over a unit's tokens for each head, then the
-                                     // heads by the tree of halves (see contract)
+  float* dw = nullptr;               // [D], main gradient, added to
+  std::span<const TokenUnit> units;  // for dw: lanes(32) over a unit's tokens for each head, then
+                                     // the heads by the tree of halves (see contract)
 };
 
 Contract ContractOf(const Params& params);

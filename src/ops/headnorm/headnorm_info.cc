@@ -26,7 +26,8 @@ Contract ContractOf(const Params& p) {
   c.formula.push_back(fmt::format("y = {}((x * r) * w)", DTypeName(p.dtype)));
   c.backward = {"g = dy * w; x^ = x * r", "c = (lanes(32) of fma(g, x^, .)) * 1/D",
                 fmt::format("dx = {}(fma(-c, x^, g) * r)", DTypeName(p.grad_dtype)),
-                "dw += per unit: for each head lanes(32) over the unit's tokens of fma(dy, x^, .); the heads added by the "
+                "dw += per unit: for each head lanes(32) over the unit's tokens of fma(dy, x^, .); "
+                "the heads added by the "
                 "tree of halves: the first ceil(n/2) heads and the rest, each the same way"};
   c.lanes = 32;
   c.token_lanes = 32;
@@ -40,8 +41,9 @@ Contract ContractOf(const Params& p) {
   c.invariant_over = RowInvariance();
   c.invariant_over.push_back("tp");
   c.forward_tolerance = ElementTolerance(p.dtype, "a chain of D/32 fma a lane");
-  c.gradient_tolerance = p.dtype == DType::kF32 ? Tolerance{-19, -100, "f32: two chains and a cancellation"}
-                                                : Tolerance{-8, -100, "bf16: one rounding of dx"};
+  c.gradient_tolerance = p.dtype == DType::kF32
+                             ? Tolerance{-19, -100, "f32: two chains and a cancellation"}
+                             : Tolerance{-8, -100, "bf16: one rounding of dx"};
   return c;
 }
 
@@ -51,7 +53,9 @@ const OpInfo& Info() {
     for (DType dtype : op->dtypes) {
       for (const char* variant : {"", "unit-offset"}) {
         for (int64_t heads : {1, 3, 4}) {
-          op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .variant = variant,
+          op->keys.push_back({.dtype = dtype,
+                              .out_dtype = dtype,
+                              .variant = variant,
                               .dims = {{"heads", heads}, {"head_dim", 48}}});
         }
       }
@@ -61,8 +65,10 @@ const OpInfo& Info() {
       const Params p = ParamsOf(key);
       const Shape shape = {rows, p.heads, p.head_dim};
       Signature s;
-      s.inputs = {RowOperand("x", p.dtype, shape, true), SharedOperand("w", p.weight_dtype, {p.head_dim}, true)};
-      s.outputs = {RowOperand("y", p.dtype, shape, true), SavedOperand("rstd", DType::kF32, {rows, p.heads})};
+      s.inputs = {RowOperand("x", p.dtype, shape, true),
+                  SharedOperand("w", p.weight_dtype, {p.head_dim}, true)};
+      s.outputs = {RowOperand("y", p.dtype, shape, true),
+                   SavedOperand("rstd", DType::kF32, {rows, p.heads})};
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {

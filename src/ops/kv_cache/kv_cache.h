@@ -23,20 +23,20 @@ struct Params {
 struct Args {
   const void* k = nullptr;  // [T, kv_heads, head_dim], rows k_stride elements apart
   const void* v = nullptr;
-  int64_t k_stride = 0;     // 0: kv_heads * head_dim
+  int64_t k_stride = 0;  // 0: kv_heads * head_dim
   int64_t v_stride = 0;
-  std::span<const attention::Run> runs;  // q_begin, q_rows, position, block_row are read
+  std::span<const attention::Run> runs;         // q_begin, q_rows, position, block_row are read
   const attention::Run* device_runs = nullptr;  // CUDA: the same on the device, or null
-  const int32_t* block_table = nullptr;  // [table_rows, max_pages] on ctx.device
-  int64_t tokens = 0;                    // T
+  const int32_t* block_table = nullptr;         // [table_rows, max_pages] on ctx.device
+  int64_t tokens = 0;                           // T
   int64_t table_rows = 0;
   int64_t max_pages = 0;
   int64_t num_pages = 0;
   int64_t page_size = 0;
   void* k_pages = nullptr;  // [num_pages, page_size, kv_heads, head_dim]
   void* v_pages = nullptr;
-  // CUDA: set to 1 on the device when a value is not finite (may be null: not checked there). The CPU
-  // returns kInvalidArgument that names row, head and element, and writes nothing.
+  // CUDA: set to 1 on the device when a value is not finite (may be null: not checked there). The
+  // CPU returns kInvalidArgument that names row, head and element, and writes nothing.
   int32_t* nonfinite_flag = nullptr;
 };
 

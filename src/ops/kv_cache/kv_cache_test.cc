@@ -35,8 +35,10 @@ TEST(KvCache, RowsLandInTheirPagesAndNowhereElse) {
   std::vector<float> want_k(f.k_pages.size(), -1.0f), want_v = want_k;
   const auto put = [&](int64_t row, int64_t page, int64_t slot) {
     for (int64_t x = 0; x < 6; ++x) {
-      want_k[static_cast<size_t>((page * 3 + slot) * 6 + x)] = f.k[static_cast<size_t>(row * 8 + x)];
-      want_v[static_cast<size_t>((page * 3 + slot) * 6 + x)] = f.v[static_cast<size_t>(row * 6 + x)];
+      want_k[static_cast<size_t>((page * 3 + slot) * 6 + x)] =
+          f.k[static_cast<size_t>(row * 8 + x)];
+      want_v[static_cast<size_t>((page * 3 + slot) * 6 + x)] =
+          f.v[static_cast<size_t>(row * 6 + x)];
     }
   };
   put(0, 1, 2), put(1, 2, 0), put(2, 2, 1), put(4, 3, 0);
@@ -45,7 +47,8 @@ TEST(KvCache, RowsLandInTheirPagesAndNowhereElse) {
 }
 
 TEST(KvCache, RefusesNonFiniteValuesByNameAndWritesNothing) {
-  for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (float bad :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     Fixture f;
     f.v[4 * 6 + 4] = bad;
     const Status s = f.Run();

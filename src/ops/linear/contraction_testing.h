@@ -46,11 +46,20 @@ inline void Fill(Buffer& b, std::mt19937& rng, float scale = 1.0f) {
   for (int64_t i = 0; i < b.count(); ++i) {
     float v = normal(rng);
     switch (rng() % 64) {
-      case 0: v = 0.0f; break;
-      case 1: v = -0.0f; break;
-      case 2: v *= 1e-39f; break;
-      case 3: v *= 4096.0f; break;
-      default: break;
+      case 0:
+        v = 0.0f;
+        break;
+      case 1:
+        v = -0.0f;
+        break;
+      case 2:
+        v *= 1e-39f;
+        break;
+      case 3:
+        v *= 4096.0f;
+        break;
+      default:
+        break;
     }
     b.set(i, v);
   }

@@ -57,7 +57,8 @@ Schedule RunStream(ThreadPool& pool, const Problem& p, int splits) {
   // Pieces of whole 4-panel strips: about four a thread, none below 32 KiB of weights.
   const int64_t strip_bytes = 4 * kPanel * k * SizeOf(p.b.dtype);
   const int64_t strips = CeilDiv(panels, 4);
-  int64_t grain = std::max(CeilDiv(strips, int64_t{4} * pool.threads()), CeilDiv(32768, strip_bytes));
+  int64_t grain =
+      std::max(CeilDiv(strips, int64_t{4} * pool.threads()), CeilDiv(32768, strip_bytes));
   if (pool.threads() == 1) grain = strips;
   pool.ParallelRanges(strips, grain, [&](int64_t begin, int64_t end) {
     IeeeStream(p, rows, k, begin * 4, std::min(panels, end * 4), splits);
@@ -73,10 +74,14 @@ Schedule RunStream(ThreadPool& pool, const Problem& p, int splits) {
 
 float LoadAsF32(const void* data, DType dtype, int64_t index) {
   switch (dtype) {
-    case DType::kF32: return static_cast<const float*>(data)[index];
-    case DType::kBF16: return Bf16ToF32(static_cast<const uint16_t*>(data)[index]);
-    case DType::kF16: return F16ToF32(static_cast<const uint16_t*>(data)[index]);
-    default: TARE_CHECK(false) << "no contraction operand of dtype " << DTypeName(dtype);
+    case DType::kF32:
+      return static_cast<const float*>(data)[index];
+    case DType::kBF16:
+      return Bf16ToF32(static_cast<const uint16_t*>(data)[index]);
+    case DType::kF16:
+      return F16ToF32(static_cast<const uint16_t*>(data)[index]);
+    default:
+      TARE_CHECK(false) << "no contraction operand of dtype " << DTypeName(dtype);
   }
   return 0.0f;
 }
@@ -84,12 +89,16 @@ float LoadAsF32(const void* data, DType dtype, int64_t index) {
 void StoreRounded(void* data, DType dtype, int64_t index, float value) {
   switch (dtype) {
     case DType::kF32:
-      static_cast<float*>(data)[index] =
-          value == value ? value : std::bit_cast<float>(0x7fffffffu);
+      static_cast<float*>(data)[index] = value == value ? value : std::bit_cast<float>(0x7fffffffu);
       return;
-    case DType::kBF16: static_cast<uint16_t*>(data)[index] = F32ToBf16(value); return;
-    case DType::kF16: static_cast<uint16_t*>(data)[index] = F32ToF16(value); return;
-    default: TARE_CHECK(false) << "no contraction output of dtype " << DTypeName(dtype);
+    case DType::kBF16:
+      static_cast<uint16_t*>(data)[index] = F32ToBf16(value);
+      return;
+    case DType::kF16:
+      static_cast<uint16_t*>(data)[index] = F32ToF16(value);
+      return;
+    default:
+      TARE_CHECK(false) << "no contraction output of dtype " << DTypeName(dtype);
   }
 }
 
@@ -117,7 +126,8 @@ void PackPanels(ThreadPool& pool, const void* w, DType dtype, int64_t n, int64_t
     float* dst = static_cast<float*>(out) + j * k * kPanel;
     const float* src = static_cast<const float*>(w);
     for (int64_t c = 0; c < kPanel; ++c) {
-      for (int64_t i = 0; i < k; ++i) dst[i * kPanel + c] = n0 + c < n ? src[(n0 + c) * k + i] : 0.0f;
+      for (int64_t i = 0; i < k; ++i)
+        dst[i * kPanel + c] = n0 + c < n ? src[(n0 + c) * k + i] : 0.0f;
     }
   });
 }

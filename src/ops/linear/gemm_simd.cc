@@ -21,8 +21,8 @@
 #ifndef TARE_OPS_LINEAR_GEMM_SIMD_ONCE
 #define TARE_OPS_LINEAR_GEMM_SIMD_ONCE
 namespace tare::ops::gemm {
-// Blocks of the tile loop. K blocks of 256: a B panel is 32 KiB and 12 rows of A 12 KiB, which share
-// the 48 KiB L1; A, B and C of a tile together stay well inside the L2.
+// Blocks of the tile loop. K blocks of 256: a B panel is 32 KiB and 12 rows of A 12 KiB, which
+// share the 48 KiB L1; A, B and C of a tile together stay well inside the L2.
 inline constexpr int64_t kBlockK = 256;
 inline constexpr int64_t kMaxTileM = 192;
 inline constexpr int64_t kMaxTileN = 256;
@@ -120,8 +120,8 @@ void PackB(const Problem& p, int64_t k0, int64_t kc, int64_t n0, int64_t n1, flo
       const int64_t panel = n0 / kPanel + j;
       float* dst = out + j * kc * kPanel;
       if (p.b.dtype == DType::kBF16) {
-        const uint32_t* src = static_cast<const uint32_t*>(p.b.data) +
-                              (panel * p.packed_k + k0) * (kPanel / 2);
+        const uint32_t* src =
+            static_cast<const uint32_t*>(p.b.data) + (panel * p.packed_k + k0) * (kPanel / 2);
         const auto high = hn::Set(du, 0xffff0000u);
         for (int64_t k = 0; k < kc; ++k) {
           for (int64_t h = 0; h < 16; h += kL) {
@@ -134,8 +134,8 @@ void PackB(const Problem& p, int64_t k0, int64_t kc, int64_t n0, int64_t n1, flo
         std::memcpy(dst, static_cast<const float*>(p.b.data) + (panel * p.packed_k + k0) * kPanel,
                     static_cast<size_t>(kc * kPanel) * sizeof(float));
       } else {  // f16 pairs
-        const uint16_t* src = static_cast<const uint16_t*>(p.b.data) +
-                              (panel * p.packed_k + k0) * kPanel;
+        const uint16_t* src =
+            static_cast<const uint16_t*>(p.b.data) + (panel * p.packed_k + k0) * kPanel;
         for (int64_t i = 0; i < kc * kPanel; ++i) {
           const int64_t word = i / 2 % 16, half = i % 2;
           dst[i / kPanel * kPanel + half * 16 + word] = LoadAsF32(src, p.b.dtype, i);
@@ -235,7 +235,8 @@ void IeeeTileImpl(const Problem& p, int64_t m0, int64_t m1, int64_t n0, int64_t 
       int64_t i = 0;
       for (; i + kL <= cols; i += kL) {
         const VF sum = hn::Add(hn::LoadU(df, dst + i), hn::Load(df, src + i));
-        const auto nan = hn::BitCast(df, hn::Set(hn::RebindToUnsigned<DF>(), numerics::kCanonicalNanBits));
+        const auto nan =
+            hn::BitCast(df, hn::Set(hn::RebindToUnsigned<DF>(), numerics::kCanonicalNanBits));
         hn::StoreU(hn::IfThenElse(hn::IsNaN(sum), nan, sum), df, dst + i);
       }
       for (; i < cols; ++i) dst[i] = numerics::Canonical(dst[i] + src[i]);
@@ -357,12 +358,12 @@ void StreamPanels(const Problem& p, const float* x, int64_t ldx, int64_t panel, 
       float* dst = s == 0 ? out[g] : part;
       if (p.b.dtype == DType::kBF16) {
         const int64_t words = p.packed_k * 16;
-        StreamBf16<M, P>(x, ldx, static_cast<const uint32_t*>(p.b.data) + panel * words, words, k0, k1,
-                         dst);
+        StreamBf16<M, P>(x, ldx, static_cast<const uint32_t*>(p.b.data) + panel * words, words, k0,
+                         k1, dst);
       } else {
         const int64_t floats = p.packed_k * kPanel;
-        StreamF32<M, P>(x, ldx, static_cast<const float*>(p.b.data) + panel * floats, floats, k0, k1,
-                        dst);
+        StreamF32<M, P>(x, ldx, static_cast<const float*>(p.b.data) + panel * floats, floats, k0,
+                        k1, dst);
       }
       if (s > 0) {
         for (int64_t i = 0; i < M * P * kPanel; i += kL) {
@@ -398,16 +399,25 @@ void StreamRows(const Problem& p, const float* x, int64_t k, int64_t p0, int64_t
   for (; panel < p1; ++panel) StreamPanels<M, 1>(p, x, k, panel, splits);
 }
 
-void IeeeStreamImpl(const Problem& p, const float* x, int64_t k, int64_t p0, int64_t p1, int splits) {
+void IeeeStreamImpl(const Problem& p, const float* x, int64_t k, int64_t p0, int64_t p1,
+                    int splits) {
   switch (p.m) {
-    case 1: return StreamRows<1>(p, x, k, p0, p1, splits);
-    case 2: return StreamRows<2>(p, x, k, p0, p1, splits);
-    case 3: return StreamRows<3>(p, x, k, p0, p1, splits);
-    case 4: return StreamRows<4>(p, x, k, p0, p1, splits);
-    case 5: return StreamRows<5>(p, x, k, p0, p1, splits);
-    case 6: return StreamRows<6>(p, x, k, p0, p1, splits);
-    case 7: return StreamRows<7>(p, x, k, p0, p1, splits);
-    case 8: return StreamRows<8>(p, x, k, p0, p1, splits);
+    case 1:
+      return StreamRows<1>(p, x, k, p0, p1, splits);
+    case 2:
+      return StreamRows<2>(p, x, k, p0, p1, splits);
+    case 3:
+      return StreamRows<3>(p, x, k, p0, p1, splits);
+    case 4:
+      return StreamRows<4>(p, x, k, p0, p1, splits);
+    case 5:
+      return StreamRows<5>(p, x, k, p0, p1, splits);
+    case 6:
+      return StreamRows<6>(p, x, k, p0, p1, splits);
+    case 7:
+      return StreamRows<7>(p, x, k, p0, p1, splits);
+    case 8:
+      return StreamRows<8>(p, x, k, p0, p1, splits);
   }
 }
 
@@ -469,8 +479,12 @@ void ConvertRow(const Matrix& matrix, int64_t row, int64_t begin, int64_t count,
   HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(matrix, row, begin, count, dst);
 }
 float FmaLoop(int64_t iterations) { return HWY_DYNAMIC_DISPATCH(FmaLoopImpl)(iterations); }
-int64_t FmaLoopProducts(int64_t iterations) { return HWY_DYNAMIC_DISPATCH(FmaLoopProductsImpl)(iterations); }
-uint64_t ReadLoop(const uint64_t* data, int64_t n) { return HWY_DYNAMIC_DISPATCH(ReadLoopImpl)(data, n); }
+int64_t FmaLoopProducts(int64_t iterations) {
+  return HWY_DYNAMIC_DISPATCH(FmaLoopProductsImpl)(iterations);
+}
+uint64_t ReadLoop(const uint64_t* data, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(ReadLoopImpl)(data, n);
+}
 const char* SimdTargetName() { return HWY_DYNAMIC_DISPATCH(TargetNameImpl)(); }
 }  // namespace tare::ops::gemm
 #endif

@@ -1,6 +1,6 @@
-// The chain GEMM in the sm90-mma step: operands become codes of the step's type, every group of K is
-// padded with zeros to whole steps, and numerics/mma.h walks them. One task is a panel of 64 columns
-// against some rows.
+// The chain GEMM in the sm90-mma step: operands become codes of the step's type, every group of K
+// is padded with zeros to whole steps, and numerics/mma.h walks them. One task is a panel of 64
+// columns against some rows.
 
 #include <algorithm>
 #include <cstring>
@@ -36,7 +36,8 @@ DType StepType(const Matrix& m) {
 }
 
 // count codes of row `row` from element `begin` on.
-void CopyCodes(const Matrix& m, DType type, int64_t row, int64_t begin, int64_t count, uint16_t* out) {
+void CopyCodes(const Matrix& m, DType type, int64_t row, int64_t begin, int64_t count,
+               uint16_t* out) {
   const int64_t at = (m.rows ? m.rows[row] : row) * m.stride + begin;
   if (m.dtype == type) {
     std::memcpy(out, static_cast<const uint16_t*>(m.data) + at, static_cast<size_t>(count) * 2);
@@ -59,8 +60,8 @@ struct Layout {
 };
 
 // Rows [r0, r1) of an operand whose rows run along K, as [r1 - r0, k] codes.
-std::vector<uint16_t> Along(const Matrix& m, DType type, const Problem& p, const Layout& layout, int64_t r0,
-                            int64_t r1) {
+std::vector<uint16_t> Along(const Matrix& m, DType type, const Problem& p, const Layout& layout,
+                            int64_t r0, int64_t r1) {
   std::vector<uint16_t> codes(static_cast<size_t>((r1 - r0) * layout.k()));
   for (int64_t r = r0; r < r1; ++r) {
     for (size_t g = 0; g < p.groups.size(); ++g) {
@@ -74,15 +75,17 @@ std::vector<uint16_t> Along(const Matrix& m, DType type, const Problem& p, const
   return codes;
 }
 
-// Columns [c0, c0 + 64) of an operand whose rows are K, as [k, 64] codes; columns past `end` are zero.
-std::vector<uint16_t> Across(const Matrix& m, DType type, const Problem& p, const Layout& layout, int64_t c0,
-                             int64_t end) {
+// Columns [c0, c0 + 64) of an operand whose rows are K, as [k, 64] codes; columns past `end` are
+// zero.
+std::vector<uint16_t> Across(const Matrix& m, DType type, const Problem& p, const Layout& layout,
+                             int64_t c0, int64_t end) {
   std::vector<uint16_t> codes(static_cast<size_t>(layout.k() * kMmaPanel));
   const int64_t count = std::min(kMmaPanel, end - c0);
   for (size_t g = 0; g < p.groups.size(); ++g) {
     uint16_t* out = codes.data() + layout.start[g] * kMmaPanel;
     for (const Range& range : p.groups[g]) {
-      for (int64_t i = range.begin; i < range.end; ++i, out += kMmaPanel) CopyCodes(m, type, i, c0, count, out);
+      for (int64_t i = range.begin; i < range.end; ++i, out += kMmaPanel)
+        CopyCodes(m, type, i, c0, count, out);
     }
   }
   return codes;
@@ -114,7 +117,8 @@ void Finish(const Problem& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, st
   const int64_t tile = (m1 - m0) * kMmaPanel;
   for (int64_t step = 1; step < groups; step *= 2) {
     for (int64_t g = 0; g + step < groups; g += 2 * step) {
-      for (int64_t i = 0; i < tile; ++i) c[static_cast<size_t>(g * tile + i)] += c[static_cast<size_t>((g + step) * tile + i)];
+      for (int64_t i = 0; i < tile; ++i)
+        c[static_cast<size_t>(g * tile + i)] += c[static_cast<size_t>((g + step) * tile + i)];
     }
   }
   for (int64_t m = m0; m < m1; ++m) {
@@ -144,7 +148,8 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
     const int64_t m0 = i * kRowBlock, m1 = std::min(p.m, m0 + kRowBlock);
     if (p.a_rows_are_k) {
       const auto codes = Across(p.a, type, p, layout, m0, p.m);
-      a[static_cast<size_t>(i)] = MmaA::Pack(mma_type, codes.data(), m1 - m0, given_k, 1, kMmaPanel);
+      a[static_cast<size_t>(i)] =
+          MmaA::Pack(mma_type, codes.data(), m1 - m0, given_k, 1, kMmaPanel);
     } else {
       const auto codes = Along(p.a, type, p, layout, m0, m1);
       a[static_cast<size_t>(i)] = MmaA::Pack(mma_type, codes.data(), m1 - m0, given_k, k, 1);
@@ -152,7 +157,8 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
   });
   const int64_t panels = (p.n + kMmaPanel - 1) / kMmaPanel;
   // Enough tasks for the threads; a split by rows packs its panel of B again.
-  const int64_t row_tasks = std::clamp<int64_t>(4 * pool.threads() / std::max<int64_t>(1, panels), 1, row_blocks);
+  const int64_t row_tasks =
+      std::clamp<int64_t>(4 * pool.threads() / std::max<int64_t>(1, panels), 1, row_blocks);
   pool.ParallelFor(panels * row_tasks, [&](int64_t task) {
     const int64_t n0 = task / row_tasks * kMmaPanel, n1 = std::min(p.n, n0 + kMmaPanel);
     MmaB local;
@@ -169,16 +175,19 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
     const MmaB& b = p.mma_b != nullptr ? *p.mma_b : local;
     const int64_t at = p.mma_b != nullptr ? n0 : 0;
     std::vector<float> bias;
-    for (int64_t n = n0; p.bias != nullptr && n < n1; ++n) bias.push_back(LoadAsF32(p.bias, p.bias_dtype, n));
+    for (int64_t n = n0; p.bias != nullptr && n < n1; ++n)
+      bias.push_back(LoadAsF32(p.bias, p.bias_dtype, n));
     std::vector<float> c;
     for (int64_t i = task % row_tasks; i < row_blocks; i += row_tasks) {
-      const int64_t m0 = i * kRowBlock, m1 = std::min(p.m, m0 + kRowBlock), tile = (m1 - m0) * kMmaPanel;
-      c.assign(static_cast<size_t>(tree ? tile * static_cast<int64_t>(p.groups.size()) : tile), 0.0f);
+      const int64_t m0 = i * kRowBlock, m1 = std::min(p.m, m0 + kRowBlock),
+                    tile = (m1 - m0) * kMmaPanel;
+      c.assign(static_cast<size_t>(tree ? tile * static_cast<int64_t>(p.groups.size()) : tile),
+               0.0f);
       for (size_t g = 0; g < p.groups.size(); ++g) {
         float* acc = c.data() + (tree ? static_cast<int64_t>(g) * tile : 0);
         if (!tree) std::fill(c.begin(), c.end(), 0.0f);
-        numerics::MmaTile(a[static_cast<size_t>(i)], 0, m1 - m0, b, at, at + n1 - n0, layout.start[g],
-                          std::min(layout.start[g + 1], given_k), acc, kMmaPanel);
+        numerics::MmaTile(a[static_cast<size_t>(i)], 0, m1 - m0, b, at, at + n1 - n0,
+                          layout.start[g], std::min(layout.start[g + 1], given_k), acc, kMmaPanel);
         if (tree) continue;
         for (int64_t m = m0; m < m1; ++m) {
           float* sum = static_cast<float*>(p.y) + m * p.y_stride;

@@ -43,11 +43,11 @@ int64_t Stride(int64_t given, int64_t width) { return given == 0 ? width : given
 void Trace(const Ctx& ctx, std::string_view op, std::string_view direction, std::string_view step,
            const gemm::Schedule& s, std::string dtypes, std::string shape) {
   if (ctx.trace == nullptr) return;
-  ctx.trace->Record({std::string(op),
-                     fmt::format("linear_{}_{}_{}_{}", direction, step, s.kernel,
-                                 gemm::SimdTargetName()),
-                     fmt::format("tile={}x{} threads={}", s.tile_m, s.tile_n, ctx.pool->threads()),
-                     std::move(dtypes), std::move(shape)});
+  ctx.trace->Record(
+      {std::string(op),
+       fmt::format("linear_{}_{}_{}_{}", direction, step, s.kernel, gemm::SimdTargetName()),
+       fmt::format("tile={}x{} threads={}", s.tile_m, s.tile_n, ctx.pool->threads()),
+       std::move(dtypes), std::move(shape)});
 }
 
 Status CheckContext(const Ctx& ctx) {
@@ -73,7 +73,8 @@ const numerics::MmaB* PackedWeight::mma() const {
     for (int64_t n = 0; n < n_; ++n) {
       const int64_t slot = n % gemm::kPanel % 16 * 2 + n % gemm::kPanel / 16;
       const uint16_t* in = panels + n / gemm::kPanel * k_ * gemm::kPanel + slot;
-      for (int64_t k = 0; k < k_; ++k) codes[static_cast<size_t>(n * k_ + k)] = in[k * gemm::kPanel];
+      for (int64_t k = 0; k < k_; ++k)
+        codes[static_cast<size_t>(n * k_ + k)] = in[k * gemm::kPanel];
     }
     const auto type = dtype_ == DType::kBF16 ? numerics::MmaType::kBF16 : numerics::MmaType::kF16;
     mma_->b = numerics::MmaB::Pack(type, codes.data(), n_, k_, k_, 1);
@@ -87,7 +88,8 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
   TARE_RETURN_IF_ERROR(CheckPointer("w", w));
   if (pool == nullptr) return InvalidArgument("linear: pack needs a thread pool");
   if (n <= 0 || k <= 0 || n > (int64_t{1} << 40) / k) {
-    return InvalidArgument("linear: pack [{}, {}]; both must be positive and below 2^40 elements", n, k);
+    return InvalidArgument("linear: pack [{}, {}]; both must be positive and below 2^40 elements",
+                           n, k);
   }
   PackedWeight packed;
   packed.n_ = n;
@@ -96,7 +98,8 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
   if (dtype != DType::kF32) packed.mma_ = std::make_shared<Mma>();
   if (profile == Profile::kSm90Mma && dtype != DType::kF32) {
     const auto type = dtype == DType::kBF16 ? numerics::MmaType::kBF16 : numerics::MmaType::kF16;
-    std::call_once(packed.mma_->once, [&] { packed.mma_->b = numerics::MmaB::Pack(type, w, n, k, k, 1); });
+    std::call_once(packed.mma_->once,
+                   [&] { packed.mma_->b = numerics::MmaB::Pack(type, w, n, k, k, 1); });
     packed.size_bytes_ = static_cast<int64_t>(packed.mma_->b.packed().codes.size());
     return packed;
   }
@@ -106,7 +109,8 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
     return Error(Code::kExhausted, "linear: no memory for a packed weight of {} bytes",
                  packed.size_bytes_);
   }
-  packed.data_ = std::shared_ptr<const void>(data, [](const void* p) { std::free(const_cast<void*>(p)); });
+  packed.data_ =
+      std::shared_ptr<const void>(data, [](const void* p) { std::free(const_cast<void*>(p)); });
   gemm::PackPanels(*pool, w, dtype, n, k, data);
   return packed;
 }
@@ -137,8 +141,10 @@ std::vector<gemm::Group> DxGroups(const Params& params) {
     for (int64_t part : parts) {
       const gemm::Range range{begin + part * s / segments, begin + part * (s + 1) / segments};
       // Adjacent ranges are one walk.
-      if (!group.empty() && group.back().end == range.begin) group.back().end = range.end;
-      else group.push_back(range);
+      if (!group.empty() && group.back().end == range.begin)
+        group.back().end = range.end;
+      else
+        group.push_back(range);
       begin += part;
     }
     groups.push_back(std::move(group));
@@ -168,9 +174,10 @@ Status Check(const Params& p) {
                            p.segment_unit);
   }
   if (p.segments > 1 && p.k % (p.segments * p.segment_unit) != 0) {
-    return InvalidArgument("linear: segments {} of k = {}; k must be a multiple of {} (segments * "
-                           "segment_unit {})",
-                           p.segments, p.k, p.segments * p.segment_unit, p.segment_unit);
+    return InvalidArgument(
+        "linear: segments {} of k = {}; k must be a multiple of {} (segments * "
+        "segment_unit {})",
+        p.segments, p.k, p.segments * p.segment_unit, p.segment_unit);
   }
   int64_t total = 0;
   for (int64_t part : p.parts) {
@@ -188,8 +195,8 @@ Status Check(const Params& p) {
   }
   if (p.dx_vocabulary_leaves) {
     if (p.dx_segments != 8 || p.parts.size() > 1) {
-      return InvalidArgument("linear: dx_vocabulary_leaves needs dx_segments 8 (got {}) and one part",
-                             p.dx_segments);
+      return InvalidArgument(
+          "linear: dx_vocabulary_leaves needs dx_segments 8 (got {}) and one part", p.dx_segments);
     }
   } else if (p.dx_segments > 1 && p.n % (p.dx_segments * 16) != 0) {
     return InvalidArgument("linear: dx_segments {} of n = {}; n must be a multiple of {}",
@@ -235,9 +242,11 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   }
   if (!packed) TARE_RETURN_IF_ERROR(CheckPointer("w", a.w));
   if (packed && a.packed->panels() == nullptr && a.w == nullptr &&
-      (ctx.batch_invariance == BatchInvariance::kOff || !ForwardUsesSm90(ctx.profile, p) || AnyFault(ctx.side))) {
-    return InvalidArgument("linear: the weight is packed for sm90-mma, but this call computes in ieee-f32; give w too "
-                           "or pack it for that");
+      (ctx.batch_invariance == BatchInvariance::kOff || !ForwardUsesSm90(ctx.profile, p) ||
+       AnyFault(ctx.side))) {
+    return InvalidArgument(
+        "linear: the weight is packed for sm90-mma, but this call computes in ieee-f32; give w too "
+        "or pack it for that");
   }
 #ifdef TARE_WITH_CUDA
   if (ctx.device == Device::kCuda) return ForwardCuda(ctx, p, a);
@@ -316,9 +325,11 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     problem.y = a.dx;
     problem.y_dtype = p.dx_dtype;
     problem.y_stride = Stride(a.dx_stride, p.k);
-    const gemm::Schedule s = sm90 ? gemm::RunSm90(*ctx.pool, problem) : gemm::RunIeee(*ctx.pool, problem);
+    const gemm::Schedule s =
+        sm90 ? gemm::RunSm90(*ctx.pool, problem) : gemm::RunIeee(*ctx.pool, problem);
     Trace(ctx, "linear.dx", "dx", sm90 ? "sm90" : "ieee", s,
-          fmt::format("{},{}->{}", DTypeName(p.dy_dtype), DTypeName(p.w_dtype), DTypeName(p.dx_dtype)),
+          fmt::format("{},{}->{}", DTypeName(p.dy_dtype), DTypeName(p.w_dtype),
+                      DTypeName(p.dx_dtype)),
           fmt::format("M={} N={} K={}", a.m, p.n, p.k));
   }
   if (a.dw != nullptr && !a.units.empty()) {
@@ -333,7 +344,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     problem.sink = gemm::Problem::Sink::kAddEach;
     problem.y = a.dw;
     problem.y_stride = p.k;
-    const gemm::Schedule s = sm90 ? gemm::RunSm90(*ctx.pool, problem) : gemm::RunIeee(*ctx.pool, problem);
+    const gemm::Schedule s =
+        sm90 ? gemm::RunSm90(*ctx.pool, problem) : gemm::RunIeee(*ctx.pool, problem);
     Trace(ctx, "linear.dw", "dw", sm90 ? "sm90" : "ieee", s,
           fmt::format("{},{}->f32", DTypeName(p.dy_dtype), DTypeName(p.x_dtype)),
           fmt::format("M={} N={} K={} units={}", a.m, p.n, p.k, a.units.size()));

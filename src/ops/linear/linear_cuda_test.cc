@@ -566,8 +566,8 @@ TEST_F(LinearCuda, CudaRefusesByName) {
   p.dy_dtype = DType::kF32;  // must be rounded first, into the workspace that is not there
   const Tensor dy = To(Make(DType::kF32, {8, 64}), Device::kCuda);
   const Tensor w = To(Make(DType::kBF16, {64, 64}), Device::kCuda);
-  const Status status =
-      Backward(ctx, p, {.m = 8, .dy = dy.data(), .w = w.data(), .units = {}, .dx = y.mutable_data()});
+  const Status status = Backward(
+      ctx, p, {.m = 8, .dy = dy.data(), .w = w.data(), .units = {}, .dx = y.mutable_data()});
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("workspace"), std::string::npos) << status.ToString();
 }

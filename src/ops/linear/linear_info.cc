@@ -26,23 +26,40 @@ Params ParamsOf(const OpKey& key) {
 Signature SignatureOf(const OpKey& key, int64_t rows) {
   const Params p = ParamsOf(key);
   Signature s;
-  s.inputs.push_back({.name = "x", .dtype = p.x_dtype, .shape = {rows, p.k}, .grad = true,
+  s.inputs.push_back({.name = "x",
+                      .dtype = p.x_dtype,
+                      .shape = {rows, p.k},
+                      .grad = true,
                       .grad_dtype = p.dx_dtype});
-  s.inputs.push_back({.name = "w", .dtype = p.w_dtype, .shape = {p.n, p.k}, .role = Role::kShared,
-                      .scale = 0.125f, .grad = true});
+  s.inputs.push_back({.name = "w",
+                      .dtype = p.w_dtype,
+                      .shape = {p.n, p.k},
+                      .role = Role::kShared,
+                      .scale = 0.125f,
+                      .grad = true});
   if (p.bias) {
-    s.inputs.push_back({.name = "bias", .dtype = p.bias_dtype, .shape = {p.n}, .role = Role::kShared,
+    s.inputs.push_back({.name = "bias",
+                        .dtype = p.bias_dtype,
+                        .shape = {p.n},
+                        .role = Role::kShared,
                         .grad = true});
   }
-  s.outputs.push_back({.name = "y", .dtype = p.y_dtype, .shape = {rows, p.n}, .grad = true,
+  s.outputs.push_back({.name = "y",
+                       .dtype = p.y_dtype,
+                       .shape = {rows, p.n},
+                       .grad = true,
                        .grad_dtype = p.dy_dtype});
   return s;
 }
 
 Status CallForward(const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
   const Params p = ParamsOf(key);
-  return Forward(ctx, p, {.m = call.rows, .x = call.in[0].data(), .w = call.in[1].data(),
-                          .bias = p.bias ? call.in[2].data() : nullptr, .y = call.out[0].mutable_data()});
+  return Forward(ctx, p,
+                 {.m = call.rows,
+                  .x = call.in[0].data(),
+                  .w = call.in[1].data(),
+                  .bias = p.bias ? call.in[2].data() : nullptr,
+                  .y = call.out[0].mutable_data()});
 }
 
 Status CallBackward(const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
@@ -68,7 +85,8 @@ std::vector<OpKey> Keys() {
     keys.push_back({profile, b, b, "segments", {{"n", 64}, {"k", 128}}});
     keys.push_back({profile, b, f, "head", {{"n", 130}, {"k", 64}}});
     keys.push_back({profile, DType::kF16, DType::kF16, "", {{"n", 40}, {"k", 64}}});
-    if (profile == Profile::kIeeeF32) keys.push_back({profile, f, f, "bias", {{"n", 40}, {"k", 72}}});
+    if (profile == Profile::kIeeeF32)
+      keys.push_back({profile, f, f, "bias", {{"n", 40}, {"k", 72}}});
   }
   return keys;
 }
@@ -90,8 +108,9 @@ Contract ContractOf(const Params& p, Profile profile) {
   if (p.segments == 1) {
     c.formula.push_back(fmt::format("s = chain(k ascending) of {}(x[m, k], w[n, k], .)", step));
   } else {
-    c.formula.push_back(fmt::format("s = tree of {} runs of K, each chain(k ascending) of {}(x[m, k], w[n, k], .)",
-                                    p.segments, step));
+    c.formula.push_back(
+        fmt::format("s = tree of {} runs of K, each chain(k ascending) of {}(x[m, k], w[n, k], .)",
+                    p.segments, step));
   }
   if (p.bias) c.formula.push_back("s = s + bias[n]");
   c.formula.push_back(fmt::format("y[m, n] = {}(s)", DTypeName(p.y_dtype)));
@@ -99,12 +118,13 @@ Contract ContractOf(const Params& p, Profile profile) {
   c.backward.push_back(fmt::format("operands: dy, x and w rounded to {} first", op));
   const std::string runs =
       p.dx_vocabulary_leaves ? "tree of the eight vocabulary leaves, each "
-      : p.dx_segments > 1    ? fmt::format("tree of {} segment-major runs of n, each ", p.dx_segments)
-                             : "";
-  c.backward.push_back(fmt::format("dx[m, k] = {}({}chain(n ascending) of {}(dy[m, n], w[n, k], .))",
-                                   DTypeName(p.dx_dtype), runs, back));
-  c.backward.push_back(fmt::format("dw[n, k] += per unit: chain(tokens ascending) of {}(dy[t, n], x[t, k], .)",
-                                   back));
+      : p.dx_segments > 1 ? fmt::format("tree of {} segment-major runs of n, each ", p.dx_segments)
+                          : "";
+  c.backward.push_back(
+      fmt::format("dx[m, k] = {}({}chain(n ascending) of {}(dy[m, n], w[n, k], .))",
+                  DTypeName(p.dx_dtype), runs, back));
+  c.backward.push_back(fmt::format(
+      "dw[n, k] += per unit: chain(tokens ascending) of {}(dy[t, n], x[t, k], .)", back));
   if (p.bias) c.backward.push_back("dbias[n] += per unit: lanes(32) over its tokens of dy[t, n]");
   c.segments = p.segments;
   c.unit_rows = kUnitRows;
@@ -128,9 +148,11 @@ Contract ContractOf(const Params& p, Profile profile) {
               "a NaN result is written as the canonical one"};
   c.invariant_over = RowInvariance();
   const auto tolerance = [](DType out, bool sm90, const char* what) {
-    if (out == DType::kBF16) return Tolerance{-7, -100, fmt::format("bf16: one rounding of {}", what)};
+    if (out == DType::kBF16)
+      return Tolerance{-7, -100, fmt::format("bf16: one rounding of {}", what)};
     if (out == DType::kF16) return Tolerance{-9, -24, fmt::format("f16: one rounding of {}", what)};
-    if (sm90) return Tolerance{-15, -100, "sm90-mma: each step truncates at 2^-23 of the accumulator"};
+    if (sm90)
+      return Tolerance{-15, -100, "sm90-mma: each step truncates at 2^-23 of the accumulator"};
     return Tolerance{-17, -100, "f32: a chain of K roundings, cancellation included"};
   };
   c.forward_tolerance = tolerance(p.y_dtype, forward_sm90, "y");

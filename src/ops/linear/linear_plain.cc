@@ -85,7 +85,8 @@ float Tree(std::vector<float> v) {
 }
 
 // Groups as a fault would have them for this many rows.
-std::vector<gemm::Group> FaultyGroups(std::vector<gemm::Group> groups, int64_t rows, fault::Side side) {
+std::vector<gemm::Group> FaultyGroups(std::vector<gemm::Group> groups, int64_t rows,
+                                      fault::Side side) {
   int64_t cut = 0;
   if (fault::Active(kSplitByRows, side) && rows <= 4) cut = 4;
   std::vector<gemm::Group> out;
@@ -97,7 +98,8 @@ std::vector<gemm::Group> FaultyGroups(std::vector<gemm::Group> groups, int64_t r
     } else if (cut != 0) {
       for (const gemm::Range& r : g) {
         const int64_t n = r.end - r.begin;
-        for (int64_t i = 0; i < cut; ++i) out.push_back({{r.begin + n * i / cut, r.begin + n * (i + 1) / cut}});
+        for (int64_t i = 0; i < cut; ++i)
+          out.push_back({{r.begin + n * i / cut, r.begin + n * (i + 1) / cut}});
       }
     } else {
       out.push_back(g);

@@ -49,7 +49,8 @@ std::string Name(const Case& c) {
 
 struct Inputs {
   Buffer x, w, bias;
-  Inputs(const Case& c, uint32_t seed) : x(c.x, c.m * c.k), w(c.w, c.n * c.k), bias(DType::kBF16, c.n) {
+  Inputs(const Case& c, uint32_t seed)
+      : x(c.x, c.m * c.k), w(c.w, c.n * c.k), bias(DType::kBF16, c.n) {
     std::mt19937 rng(seed);
     Fill(x, rng);
     Fill(w, rng, 0.1f);
@@ -57,18 +58,22 @@ struct Inputs {
   }
 };
 
-Buffer RunForward(const Case& c, Inputs& in, ThreadPool& pool, Profile profile, bool packed, bool plain,
-                  fault::Side side = fault::Side::kNone) {
+Buffer RunForward(const Case& c, Inputs& in, ThreadPool& pool, Profile profile, bool packed,
+                  bool plain, fault::Side side = fault::Side::kNone) {
   const Params p = ParamsOf(c);
   Buffer y(c.y, c.m * c.n);
   Ctx ctx{.pool = &pool, .profile = profile, .side = side};
   PackedWeight pack;
-  Args a{.m = c.m, .x = in.x.data(), .w = in.w.data(), .bias = c.bias ? in.bias.data() : nullptr,
+  Args a{.m = c.m,
+         .x = in.x.data(),
+         .w = in.w.data(),
+         .bias = c.bias ? in.bias.data() : nullptr,
          .y = y.data()};
   if (packed) {
     // Faults run in the plain loops, which read the panels of ieee-f32.
     const bool ieee = AnyFault(side) || !ForwardUsesSm90(profile, p);
-    auto r = PackedWeight::Pack(&pool, in.w.data(), c.w, c.n, c.k, ieee ? Profile::kIeeeF32 : profile);
+    auto r =
+        PackedWeight::Pack(&pool, in.w.data(), c.w, c.n, c.k, ieee ? Profile::kIeeeF32 : profile);
     EXPECT_TRUE(r.ok()) << r.status().ToString();
     pack = *std::move(r);
     a.packed = &pack;
@@ -83,10 +88,23 @@ Buffer RunForward(const Case& c, Inputs& in, ThreadPool& pool, Profile profile, 
 std::vector<Case> Cases() {
   const DType b = DType::kBF16, f = DType::kF32, h = DType::kF16;
   std::vector<Case> cases = {
-      {1, 1, 1}, {1, 33, 17}, {3, 31, 16}, {8, 64, 255}, {9, 65, 257}, {13, 96, 512, b, b, f},
-      {25, 40, 300, b, b, b, 1, true}, {193, 70, 260}, {7, 257, 48, f, f, f}, {16, 33, 64, f, b, f},
-      {5, 48, 64, b, f, f}, {6, 50, 70, h, h, h, 1, true}, {4, 36, 128, b, b, b, 2, true},
-      {12, 36, 128, b, b, b, 8}, {2, 64, 256, b, b, f, 4}, {30, 64, 256, f, f, f, 4}, {24, 290, 33},
+      {1, 1, 1},
+      {1, 33, 17},
+      {3, 31, 16},
+      {8, 64, 255},
+      {9, 65, 257},
+      {13, 96, 512, b, b, f},
+      {25, 40, 300, b, b, b, 1, true},
+      {193, 70, 260},
+      {7, 257, 48, f, f, f},
+      {16, 33, 64, f, b, f},
+      {5, 48, 64, b, f, f},
+      {6, 50, 70, h, h, h, 1, true},
+      {4, 36, 128, b, b, b, 2, true},
+      {12, 36, 128, b, b, b, 8},
+      {2, 64, 256, b, b, f, 4},
+      {30, 64, 256, f, f, f, 4},
+      {24, 290, 33},
   };
   std::mt19937 rng(7);
   for (int i = 0; i < 24; ++i) {
@@ -101,7 +119,9 @@ std::vector<Case> Cases() {
 
 class LinearProfile : public testing::TestWithParam<Profile> {};
 INSTANTIATE_TEST_SUITE_P(All, LinearProfile, testing::Values(Profile::kIeeeF32, Profile::kSm90Mma),
-                         [](const auto& i) { return i.param == Profile::kIeeeF32 ? "ieee" : "sm90"; });
+                         [](const auto& i) {
+                           return i.param == Profile::kIeeeF32 ? "ieee" : "sm90";
+                         });
 
 TEST_P(LinearProfile, ForwardBitsAreThePlainDefinition) {
   ThreadPool pool(2);
@@ -110,13 +130,17 @@ TEST_P(LinearProfile, ForwardBitsAreThePlainDefinition) {
     const Buffer plain = RunForward(c, in, pool, GetParam(), false, true);
     ForEachTarget([&] {
       EXPECT_TRUE(RunForward(c, in, pool, GetParam(), false, false) == plain) << Name(c);
-      EXPECT_TRUE(RunForward(c, in, pool, GetParam(), true, false) == plain) << Name(c) << " packed";
+      EXPECT_TRUE(RunForward(c, in, pool, GetParam(), true, false) == plain)
+          << Name(c) << " packed";
       // A weight packed for the other profile serves this one too.
       Buffer y(c.y, c.m * c.n);
       auto packed = PackedWeight::Pack(&pool, in.w.data(), c.w, c.n, c.k);
       ASSERT_TRUE(packed.ok());
       const Ctx ctx{.pool = &pool, .profile = GetParam()};
-      const Args a{.m = c.m, .x = in.x.data(), .packed = &*packed, .bias = c.bias ? in.bias.data() : nullptr,
+      const Args a{.m = c.m,
+                   .x = in.x.data(),
+                   .packed = &*packed,
+                   .bias = c.bias ? in.bias.data() : nullptr,
                    .y = y.data()};
       ASSERT_TRUE(Forward(ctx, ParamsOf(c), a).ok());
       EXPECT_TRUE(y == plain) << Name(c) << " packed for ieee-f32";
@@ -124,16 +148,17 @@ TEST_P(LinearProfile, ForwardBitsAreThePlainDefinition) {
   }
 }
 
-
 // C3-02: a row alone, among others, at another place, through another thread count: the same bits.
 TEST_P(LinearProfile, ARowDoesNotSeeTheBatch) {
   ThreadPool one(1), pool(2);
-  for (const Case& c : {Case{41, 70, 200}, Case{41, 64, 128, DType::kBF16, DType::kBF16, DType::kF32, 4}}) {
+  for (const Case& c :
+       {Case{41, 70, 200}, Case{41, 64, 128, DType::kBF16, DType::kBF16, DType::kF32, 4}}) {
     Inputs in(c, 5);
     const Buffer all = RunForward(c, in, pool, GetParam(), true, false);
     for (int threads = 1; threads <= 8; ++threads) {
       ThreadPool other(threads);
-      EXPECT_TRUE(RunForward(c, in, other, GetParam(), true, false) == all) << threads << " threads";
+      EXPECT_TRUE(RunForward(c, in, other, GetParam(), true, false) == all)
+          << threads << " threads";
     }
     for (int64_t rows : {1, 2, 3, 7, 8, 9, 17, 40}) {
       for (int64_t first : {int64_t{0}, int64_t{1}, c.m - rows}) {
@@ -171,8 +196,14 @@ Gradients RunBackward(const BackwardCase& c, Buffer& x, Buffer& w, Buffer& dy, T
   for (int64_t i = 0; i < g.dw.count(); ++i) g.dw.f32()[i] = static_cast<float>(i % 7);
   for (int64_t i = 0; i < g.dbias.count(); ++i) g.dbias.f32()[i] = 1.0f;
   Ctx ctx{.pool = &pool, .profile = profile, .side = side};
-  BackwardArgs a{.m = c.m, .dy = dy.data(), .x = x.data(), .w = w.data(), .units = c.units,
-                 .dx = g.dx.data(), .dw = g.dw.f32(), .dbias = c.p.bias ? g.dbias.f32() : nullptr};
+  BackwardArgs a{.m = c.m,
+                 .dy = dy.data(),
+                 .x = x.data(),
+                 .w = w.data(),
+                 .units = c.units,
+                 .dx = g.dx.data(),
+                 .dw = g.dw.f32(),
+                 .dbias = c.p.bias ? g.dbias.f32() : nullptr};
   const Status s = plain ? PlainBackward(ctx, c.p, a) : Backward(ctx, c.p, a);
   EXPECT_TRUE(s.ok()) << s.ToString();
   EXPECT_TRUE(g.dx.GuardsIntact() && g.dw.GuardsIntact() && g.dbias.GuardsIntact());
@@ -216,7 +247,8 @@ TEST_P(LinearProfile, BackwardBitsAreThePlainDefinition) {
   ThreadPool pool(2), other(5);
   for (const BackwardCase& c : BackwardCases()) {
     std::mt19937 rng(3);
-    Buffer x(c.p.x_dtype, c.m * c.p.k), w(c.p.w_dtype, c.p.n * c.p.k), dy(c.p.dy_dtype, c.m * c.p.n);
+    Buffer x(c.p.x_dtype, c.m * c.p.k), w(c.p.w_dtype, c.p.n * c.p.k),
+        dy(c.p.dy_dtype, c.m * c.p.n);
     Fill(x, rng), Fill(w, rng, 0.1f), Fill(dy, rng);
     const Gradients plain = RunBackward(c, x, w, dy, pool, GetParam(), true);
     ForEachTarget([&] {
@@ -234,9 +266,11 @@ TEST_P(LinearProfile, GradientsMatchFloat64) {
   for (const BackwardCase& c : BackwardCases()) {
     std::mt19937 rng(9);
     std::normal_distribution<float> normal;
-    Buffer x(c.p.x_dtype, c.m * c.p.k), w(c.p.w_dtype, c.p.n * c.p.k), dy(c.p.dy_dtype, c.m * c.p.n);
+    Buffer x(c.p.x_dtype, c.m * c.p.k), w(c.p.w_dtype, c.p.n * c.p.k),
+        dy(c.p.dy_dtype, c.m * c.p.n);
     for (Buffer* b : {&x, &w, &dy}) {
-      for (int64_t i = 0; i < b->count(); ++i) b->set(i, gemm::RoundOperand(normal(rng), DType::kBF16));
+      for (int64_t i = 0; i < b->count(); ++i)
+        b->set(i, gemm::RoundOperand(normal(rng), DType::kBF16));
     }
     const Gradients g = RunBackward(c, x, w, dy, pool, GetParam(), false);
     const Tolerance tolerance = ContractOf(c.p, GetParam()).gradient_tolerance;
@@ -250,8 +284,8 @@ TEST_P(LinearProfile, GradientsMatchFloat64) {
             << name << "[" << i << "] n=" << c.p.n;
       }
     };
-    std::vector<double> dx(static_cast<size_t>(c.m * c.p.k)), dw(static_cast<size_t>(c.p.n * c.p.k)),
-        dbias(static_cast<size_t>(c.p.n), 1.0);
+    std::vector<double> dx(static_cast<size_t>(c.m * c.p.k)),
+        dw(static_cast<size_t>(c.p.n * c.p.k)), dbias(static_cast<size_t>(c.p.n), 1.0);
     for (size_t i = 0; i < dw.size(); ++i) dw[i] = static_cast<double>(i % 7);
     for (int64_t t = 0; t < c.m; ++t) {
       bool real = false;
@@ -261,7 +295,9 @@ TEST_P(LinearProfile, GradientsMatchFloat64) {
         if (real) dbias[static_cast<size_t>(n)] += g_tn;
         for (int64_t k = 0; k < c.p.k; ++k) {
           dx[static_cast<size_t>(t * c.p.k + k)] += g_tn * static_cast<double>(w.at(n * c.p.k + k));
-          if (real) dw[static_cast<size_t>(n * c.p.k + k)] += g_tn * static_cast<double>(x.at(t * c.p.k + k));
+          if (real)
+            dw[static_cast<size_t>(n * c.p.k + k)] +=
+                g_tn * static_cast<double>(x.at(t * c.p.k + k));
         }
       }
     }
@@ -285,9 +321,12 @@ TEST_P(LinearProfile, PackingDoesNotMoveTheWeightGradient) {
   for (const TokenUnit& u : whole.units) {
     const TokenUnit alone{0, u.rows};
     Ctx ctx{.pool = &pool, .profile = GetParam()};
-    BackwardArgs a{.m = u.rows, .dy = static_cast<uint16_t*>(dy.data()) + u.begin * 32,
-                   .x = static_cast<uint16_t*>(x.data()) + u.begin * 32, .w = w.data(),
-                   .units = {&alone, 1}, .dw = dw.f32()};
+    BackwardArgs a{.m = u.rows,
+                   .dy = static_cast<uint16_t*>(dy.data()) + u.begin * 32,
+                   .x = static_cast<uint16_t*>(x.data()) + u.begin * 32,
+                   .w = w.data(),
+                   .units = {&alone, 1},
+                   .dw = dw.f32()};
     ASSERT_TRUE(Backward(ctx, whole.p, a).ok());
   }
   EXPECT_TRUE(dw == packed.dw);
@@ -304,8 +343,10 @@ TEST_P(LinearProfile, FaultsFlipBits) {
     const Buffer healthy = RunForward(c, in, pool, GetParam(), true, false, fault::Side::kRollout);
     EXPECT_TRUE(healthy == RunForward(c, in, pool, GetParam(), true, false, fault::Side::kTrainer));
     fault::Scoped planted(fmt::format("{}@trainer", name));
-    EXPECT_TRUE(healthy == RunForward(c, in, pool, GetParam(), true, false, fault::Side::kRollout)) << name;
-    EXPECT_FALSE(healthy == RunForward(c, in, pool, GetParam(), true, false, fault::Side::kTrainer)) << name;
+    EXPECT_TRUE(healthy == RunForward(c, in, pool, GetParam(), true, false, fault::Side::kRollout))
+        << name;
+    EXPECT_FALSE(healthy == RunForward(c, in, pool, GetParam(), true, false, fault::Side::kTrainer))
+        << name;
   };
   for (const char* name : {"linear.accumulate_bf16", "linear.reversed_k", "linear.split_by_rows"}) {
     // The order inside a step of the tensor core is free: reversal shows only across groups.
@@ -320,7 +361,8 @@ TEST_P(LinearProfile, FaultsFlipBits) {
   std::mt19937 rng(6);
   Buffer x(DType::kBF16, 37 * 24), w(DType::kBF16, 24 * 24), dy(DType::kBF16, 37 * 24);
   Fill(x, rng), Fill(w, rng), Fill(dy, rng);
-  const Gradients healthy = RunBackward(c, x, w, dy, pool, GetParam(), false, fault::Side::kTrainer);
+  const Gradients healthy =
+      RunBackward(c, x, w, dy, pool, GetParam(), false, fault::Side::kTrainer);
   fault::Scoped planted("linear.dw_without_partial_group@trainer");
   const Gradients faulty = RunBackward(c, x, w, dy, pool, GetParam(), false, fault::Side::kTrainer);
   EXPECT_FALSE(faulty.dw == healthy.dw);
@@ -366,7 +408,8 @@ TEST(Linear, NativeArmBitsDependOnTheRowCount) {
       row.push_back(y);
       const auto launches = trace.Take();
       ASSERT_EQ(launches.size(), 1u);
-      EXPECT_EQ(launches[0].kernel.find("native") != std::string::npos, arm == BatchInvariance::kOff)
+      EXPECT_EQ(launches[0].kernel.find("native") != std::string::npos,
+                arm == BatchInvariance::kOff)
           << launches[0].kernel;
     }
   }
@@ -409,11 +452,19 @@ TEST(Linear, RefusesWhatTheContractDoesNotCover) {
   };
   const auto keep = [](auto&) {};
   EXPECT_THAT(message([](Params& p) { p.segments = 3; }, keep), testing::HasSubstr("segments 3"));
-  EXPECT_THAT(message([](Params& p) { p.segments = 2; }, keep), testing::HasSubstr("multiple of 32"));
-  EXPECT_THAT(message([](Params& p) { p.w_dtype = DType::kE4M3; }, keep), testing::HasSubstr("w_dtype is e4m3"));
+  EXPECT_THAT(message([](Params& p) { p.segments = 2; }, keep),
+              testing::HasSubstr("multiple of 32"));
+  EXPECT_THAT(message([](Params& p) { p.w_dtype = DType::kE4M3; }, keep),
+              testing::HasSubstr("w_dtype is e4m3"));
   EXPECT_THAT(message([](Params& p) { p.n = 0; }, keep), testing::HasSubstr("[0, 16]"));
-  EXPECT_THAT(message([](Params& p) { p.parts = {1, 2}; }, keep), testing::HasSubstr("add up to 3"));
-  EXPECT_THAT(message([](Params& p) { p.dx_vocabulary_leaves = true; }, keep), testing::HasSubstr("dx_segments 8"));
+  EXPECT_THAT(message(
+                  [](Params& p) {
+                    p.parts = {1, 2};
+                  },
+                  keep),
+              testing::HasSubstr("add up to 3"));
+  EXPECT_THAT(message([](Params& p) { p.dx_vocabulary_leaves = true; }, keep),
+              testing::HasSubstr("dx_segments 8"));
   EXPECT_THAT(message(keep, [](Args& a) { a.m = -1; }), testing::HasSubstr("m -1"));
   EXPECT_THAT(message(keep, [](Args& a) { a.x = nullptr; }), testing::HasSubstr("x is null"));
   EXPECT_THAT(message(keep, [](Args& a) { a.x_stride = 15; }), testing::HasSubstr("x_stride 15"));
@@ -432,7 +483,8 @@ TEST(TokenUnits, AreCutFromEachSequenceStart) {
   std::vector<std::pair<int64_t, int64_t>> got;
   for (const TokenUnit& u : *units) got.emplace_back(u.begin, u.rows);
   using P = std::pair<int64_t, int64_t>;
-  EXPECT_THAT(got, testing::ElementsAre(P(0, 4096), P(4096, 4096), P(8192, 808), P(9008, 4096), P(13104, 1)));
+  EXPECT_THAT(got, testing::ElementsAre(P(0, 4096), P(4096, 4096), P(8192, 808), P(9008, 4096),
+                                        P(13104, 1)));
   const TokenSequence overlap[] = {{0, 10}, {9, 3}};
   EXPECT_THAT(CutUnits(overlap, 20).status().message(), testing::HasSubstr("share row 9"));
   const TokenSequence outside[] = {{5, 10}};

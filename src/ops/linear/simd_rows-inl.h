@@ -77,12 +77,14 @@ HWY_INLINE void LoadRow(const void* data, DType dtype, int64_t at, int64_t count
                  dst + i);
     }
   } else if (dtype == DType::kF32) {
-    std::memcpy(dst, static_cast<const float*>(data) + at, static_cast<size_t>(count) * sizeof(float));
+    std::memcpy(dst, static_cast<const float*>(data) + at,
+                static_cast<size_t>(count) * sizeof(float));
     return;
   } else if (dtype == DType::kF16) {
     const hwy::float16_t* src = static_cast<const hwy::float16_t*>(data) + at;
     const hn::Rebind<hwy::float16_t, DF> d16;
-    for (; i + kL <= count; i += kL) hn::StoreU(hn::PromoteTo(df, hn::LoadU(d16, src + i)), df, dst + i);
+    for (; i + kL <= count; i += kL)
+      hn::StoreU(hn::PromoteTo(df, hn::LoadU(d16, src + i)), df, dst + i);
   }
   for (; i < count; ++i) dst[i] = LoadAsF32(data, dtype, at + i);
 }

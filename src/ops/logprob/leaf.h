@@ -18,7 +18,8 @@ struct Partial {
 
 // Both by the contract: blocks of 128 ids from `begin`, quad-lane sums, blocks ascending. `logits`
 // points at id 0 of a row of `dtype` (f32 or bf16). `temperature` 1 divides by nothing.
-Partial LeafOf(const void* logits, DType dtype, float temperature, int64_t begin, int64_t end, bool entropy);
+Partial LeafOf(const void* logits, DType dtype, float temperature, int64_t begin, int64_t end,
+               bool entropy);
 
 // The tree of neighbours over eight leaves; a maximum of -0 becomes +0.
 Partial TreeOfLeaves(const Partial leaves[8]);

@@ -25,7 +25,8 @@ constexpr float kInfinity = __builtin_inff();
 constexpr int64_t kGroup = 8;  // blocks whose quad-lane sums run side by side
 
 // Quad-lane sums of `kGroup` blocks of 128 values: column 8b + 2q and 8b + 2q + 1 belong to lane q,
-// b ascending, the even one first; then (l0 + l1) + (l2 + l3). Two blocks share one vector of eight.
+// b ascending, the even one first; then (l0 + l1) + (l2 + l3). Two blocks share one vector of
+// eight.
 HWY_INLINE void QuadSums(const float* e, float* sums) {
   const hn::CappedTag<float, 8> d8;
   using V8 = hn::Vec<decltype(d8)>;
@@ -86,7 +87,8 @@ Partial LeafT(const T* x, float temperature, int64_t begin, int64_t end) {
           if (temperature != 1.0f) v = hn::Div(v, vt);
           StorePart(v, zb + i, n);
         });
-        for (int64_t i = 0; i < kBlock; i += kLanes) maximum = hn::Max(maximum, hn::Load(d, zb + i));
+        for (int64_t i = 0; i < kBlock; i += kLanes)
+          maximum = hn::Max(maximum, hn::Load(d, zb + i));
       }
       // A NaN may get lost in the maximum; it comes back through the sum. -0 becomes +0.
       const float block_max = hn::GetLane(hn::MaxOfLanes(d, maximum)) + 0.0f;
@@ -94,7 +96,8 @@ Partial LeafT(const T* x, float temperature, int64_t begin, int64_t end) {
       const VF log2e = hn::Set(d, kLog2e);
       for (int64_t i = 0; i < kBlock; i += kLanes) {
         const VF difference = hn::Sub(hn::Load(d, zb + i), vm);
-        // Ids of a block without any finite logit differ by NaN: -inf - -inf. They count as nothing.
+        // Ids of a block without any finite logit differ by NaN: -inf - -inf. They count as
+        // nothing.
         const VF value = num::Exp2(d, hn::Mul(difference, log2e));
         const VF used = block_max == -kInfinity ? hn::Zero(d) : value;
         hn::Store(used, d, e + b * kBlock + i);
@@ -113,8 +116,8 @@ Partial LeafT(const T* x, float temperature, int64_t begin, int64_t end) {
       for (int64_t b = 0; b < group; ++b) u[first + b] = sums[b];
     }
   }
-  // Every merge scales one side by exp2((m2 - m1) * log2e), m1 the larger maximum of the past and the
-  // block: known beforehand, so the exponentials are taken side by side.
+  // Every merge scales one side by exp2((m2 - m1) * log2e), m1 the larger maximum of the past and
+  // the block: known beforehand, so the exponentials are taken side by side.
   float past = m[0];
   shift[0] = 0.0f;
   for (int64_t b = 1; b < blocks; ++b) {
@@ -146,7 +149,8 @@ Partial LeafT(const T* x, float temperature, int64_t begin, int64_t end) {
   return p;
 }
 
-Partial Leaf(const void* logits, DType dtype, float temperature, int64_t begin, int64_t end, bool entropy) {
+Partial Leaf(const void* logits, DType dtype, float temperature, int64_t begin, int64_t end,
+             bool entropy) {
   return WithRowDType(dtype, [&](auto tag) {
     const auto* x = static_cast<const decltype(tag)*>(logits);
     return entropy ? LeafT<decltype(tag), true>(x, temperature, begin, end)
@@ -164,7 +168,8 @@ void BackwardT(const BackwardArgs& a, int64_t t, int64_t begin, int64_t end) {
   const float dh = a.dentropy == nullptr ? 0.0f : a.dentropy[t];
   const int32_t target = a.targets[t];
   if (target < 0 && a.dentropy == nullptr) {
-    ForEachVector(end - begin, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(hn::Zero(d), out + begin + i, n); });
+    ForEachVector(end - begin, [&](int64_t i, int64_t n)
+                                   HWY_ATTR { StorePart(hn::Zero(d), out + begin + i, n); });
     return;
   }
   const float g = target < 0 ? 0.0f : a.dlogprob[t];
@@ -192,7 +197,8 @@ void BackwardT(const BackwardArgs& a, int64_t t, int64_t begin, int64_t end) {
 }
 void BackwardIds(const Params& p, const BackwardArgs& a, int64_t t, int64_t begin, int64_t end) {
   WithRowDType(p.logits_dtype, [&](auto x) {
-    WithRowDType(p.grad_dtype, [&](auto g) { BackwardT<decltype(x), decltype(g)>(a, t, begin, end); });
+    WithRowDType(p.grad_dtype,
+                 [&](auto g) { BackwardT<decltype(x), decltype(g)>(a, t, begin, end); });
   });
 }
 
@@ -243,7 +249,8 @@ Partial FaultyRow(const std::vector<float>& z, const Faults& f) {
     for (int64_t at = std::min(vocab, leaf * leaf_size); at < end; at += kBlock) {
       const int64_t stop = std::min(end, at + kBlock);
       Partial block = {-__builtin_inff(), 0.0f, 0.0f};
-      for (int64_t i = at; i < stop; ++i) block.m = std::max(block.m, z[static_cast<size_t>(i)] + 0.0f);
+      for (int64_t i = at; i < stop; ++i)
+        block.m = std::max(block.m, z[static_cast<size_t>(i)] + 0.0f);
       float l[4] = {}, u[4] = {};
       for (int64_t i = at; i < stop && block.m > -__builtin_inff(); ++i) {
         const float difference = z[static_cast<size_t>(i)] - block.m;
@@ -260,7 +267,8 @@ Partial FaultyRow(const std::vector<float>& z, const Faults& f) {
   return TreeOfLeaves(leaves);
 }
 
-void Finish(const Params& p, const Args& a, int64_t t, const void* row, float temperature, Partial whole) {
+void Finish(const Params& p, const Args& a, int64_t t, const void* row, float temperature,
+            Partial whole) {
   const float nan = __builtin_bit_cast(float, 0x7fffffffu);
   if (whole.l != whole.l) whole = {nan, nan, nan};
   const float log_sum = numerics::Log(whole.l);
@@ -305,11 +313,13 @@ Status Check(const Params& p, int64_t rows, const int32_t* targets, const float*
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "targets", targets, rows));
   for (int64_t t = 0; t < rows; ++t) {
     if (targets[t] < -1 || targets[t] >= p.vocab) {
-      return InvalidArgument("logprob: row {} has target {}; -1 (none) or [0, {})", t, targets[t], p.vocab);
+      return InvalidArgument("logprob: row {} has target {}; -1 (none) or [0, {})", t, targets[t],
+                             p.vocab);
     }
     if (temperature != nullptr && !(temperature[t] > 0.0f && std::isfinite(temperature[t]))) {
-      return InvalidArgument("logprob: row {} has temperature {}; finite and above 0 (greedy scoring is T = 1)", t,
-                             temperature[t]);
+      return InvalidArgument(
+          "logprob: row {} has temperature {}; finite and above 0 (greedy scoring is T = 1)", t,
+          temperature[t]);
     }
   }
   return Ok();
@@ -317,7 +327,8 @@ Status Check(const Params& p, int64_t rows, const int32_t* targets, const float*
 
 }  // namespace
 
-Partial LeafOf(const void* logits, DType dtype, float temperature, int64_t begin, int64_t end, bool entropy) {
+Partial LeafOf(const void* logits, DType dtype, float temperature, int64_t begin, int64_t end,
+               bool entropy) {
   return HWY_DYNAMIC_DISPATCH(Leaf)(logits, dtype, temperature, begin, end, entropy);
 }
 
@@ -337,9 +348,12 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   TARE_ASSIGN_OR_RETURN(args.stride, StrideOf("logprob", "stride", given.stride, params.vocab));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "logits", args.logits, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "logprob", args.logprob, args.rows));
-  const Faults faults = {fault::Active(kLogitsBf16, ctx.side),         fault::Active(kTemperatureLate, ctx.side),
-                         fault::Active(kTemperatureMissing, ctx.side), fault::Active(kApproximateExp, ctx.side),
-                         fault::Active(kOneLeaf, ctx.side),            fault::Active(kPaddedVocab, ctx.side)};
+  const Faults faults = {fault::Active(kLogitsBf16, ctx.side),
+                         fault::Active(kTemperatureLate, ctx.side),
+                         fault::Active(kTemperatureMissing, ctx.side),
+                         fault::Active(kApproximateExp, ctx.side),
+                         fault::Active(kOneLeaf, ctx.side),
+                         fault::Active(kPaddedVocab, ctx.side)};
   if (faults.any()) {
     FaultyForward(params, args, faults);
     return Ok();
@@ -347,8 +361,12 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   // Leaves are independent, so that one row of a decode step still uses every thread.
   std::vector<Partial> leaves(static_cast<size_t>(args.rows * kLeaves));
   const int64_t row_bytes = args.stride * SizeOf(params.logits_dtype);
-  const auto row_of = [&](int64_t t) { return static_cast<const char*>(args.logits) + t * row_bytes; };
-  const auto temperature_of = [&](int64_t t) { return args.temperature == nullptr ? 1.0f : args.temperature[t]; };
+  const auto row_of = [&](int64_t t) {
+    return static_cast<const char*>(args.logits) + t * row_bytes;
+  };
+  const auto temperature_of = [&](int64_t t) {
+    return args.temperature == nullptr ? 1.0f : args.temperature[t];
+  };
   const int64_t grain = std::max<int64_t>(1, kPieceIds / LeafSize(params.vocab));
   ctx.pool->ParallelRanges(args.rows * kLeaves, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -360,7 +378,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
     }
   });
   for (int64_t t = 0; t < args.rows; ++t) {
-    Finish(params, args, t, row_of(t), temperature_of(t), TreeOfLeaves(leaves.data() + t * kLeaves));
+    Finish(params, args, t, row_of(t), temperature_of(t),
+           TreeOfLeaves(leaves.data() + t * kLeaves));
   }
   return Ok();
 }
@@ -371,8 +390,8 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   BackwardArgs args = given;
   if (given.id_begin < 0 || given.ids < 0 || given.id_begin > params.vocab - given.ids ||
       (given.ids == 0 && given.id_begin != 0)) {
-    return InvalidArgument("logprob: IDs [{}, {}) of a vocabulary of {}", given.id_begin, given.id_begin + given.ids,
-                           params.vocab);
+    return InvalidArgument("logprob: IDs [{}, {}) of a vocabulary of {}", given.id_begin,
+                           given.id_begin + given.ids, params.vocab);
   }
   if (args.ids == 0) args.ids = params.vocab;
   TARE_ASSIGN_OR_RETURN(args.stride, StrideOf("logprob", "stride", given.stride, args.ids));
@@ -382,13 +401,15 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "log_sum", args.log_sum, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "dlogprob", args.dlogprob, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "dlogits", args.dlogits, args.rows));
-  if (args.dentropy != nullptr) TARE_RETURN_IF_ERROR(CheckPointer("logprob", "entropy", args.entropy, args.rows));
+  if (args.dentropy != nullptr)
+    TARE_RETURN_IF_ERROR(CheckPointer("logprob", "entropy", args.entropy, args.rows));
   const int64_t pieces = (args.ids + kPieceIds - 1) / kPieceIds;
   const int64_t grain = std::max<int64_t>(1, kPieceIds / args.ids);
   ctx.pool->ParallelRanges(args.rows * pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t from = i % pieces * kPieceIds;
-      HWY_DYNAMIC_DISPATCH(BackwardIds)(params, args, i / pieces, from, std::min(args.ids, from + kPieceIds));
+      HWY_DYNAMIC_DISPATCH(BackwardIds)
+      (params, args, i / pieces, from, std::min(args.ids, from + kPieceIds));
     }
   });
   return Ok();

@@ -5,9 +5,9 @@
 //   eight leaves of the vocabulary, blocks of 128 ids, quad-lane sums, the tree of leaves
 //   logprob = (z[target] - m) - log(l);  entropy = log(l) - u / l,  u = sum of e * (z - m)
 // The logits' dtype is part of the contract: bf16 logits and f32 logits are two contracts.
-// T must be finite and above 0: greedy scoring (T = 0) is the caller's declared rule, not a division.
-// A NaN logit gives the canonical NaN in every output of its row. A target of -1 marks a row without
-// a target: its logprob is +0, its gradient +0 everywhere.
+// T must be finite and above 0: greedy scoring (T = 0) is the caller's declared rule, not a
+// division. A NaN logit gives the canonical NaN in every output of its row. A target of -1 marks a
+// row without a target: its logprob is +0, its gradient +0 everywhere.
 
 #include <cstdint>
 
@@ -52,7 +52,7 @@ struct Args {
 
 struct BackwardArgs {
   int64_t rows = 0;
-  const void* logits = nullptr;        // as in forward
+  const void* logits = nullptr;  // as in forward
   int64_t stride = 0;
   // A part of the vocabulary: logits and dlogits are [T, ids], the columns of IDs
   // [id_begin, id_begin + ids). ids 0 means all of it.
@@ -60,13 +60,13 @@ struct BackwardArgs {
   int64_t ids = 0;
   const int32_t* targets = nullptr;
   const float* temperature = nullptr;
-  const float* max = nullptr;          // [T], saved
-  const float* log_sum = nullptr;      // [T], saved
-  const float* entropy = nullptr;      // [T], saved; needed with dentropy
-  const float* dlogprob = nullptr;     // [T]
-  const float* dentropy = nullptr;     // [T]; may be null
-  void* dlogits = nullptr;             // [T, V] or [T, ids], grad_dtype
-  int64_t dstride = 0;                 // 0 means dense
+  const float* max = nullptr;       // [T], saved
+  const float* log_sum = nullptr;   // [T], saved
+  const float* entropy = nullptr;   // [T], saved; needed with dentropy
+  const float* dlogprob = nullptr;  // [T]
+  const float* dentropy = nullptr;  // [T]; may be null
+  void* dlogits = nullptr;          // [T, V] or [T, ids], grad_dtype
+  int64_t dstride = 0;              // 0 means dense
 };
 
 Contract ContractOf(const Params& params);

@@ -33,7 +33,8 @@ void AddShape(BenchList& list, int64_t rows, int64_t vocab, DType dtype) {
       }
     }
     s->targets.assign(static_cast<size_t>(rows), 7);
-    for (auto* v : {&s->out, &s->entropy, &s->max, &s->log_sum}) v->assign(static_cast<size_t>(rows), 0.0f);
+    for (auto* v : {&s->out, &s->entropy, &s->max, &s->log_sum})
+      v->assign(static_cast<size_t>(rows), 0.0f);
     s->dlogprob.assign(static_cast<size_t>(rows), 1.0f);
     return s;
   };
@@ -52,9 +53,11 @@ void AddShape(BenchList& list, int64_t rows, int64_t vocab, DType dtype) {
     TARE_CHECK(status.ok()) << status.ToString();
   };
   for (const bool entropy : {false, true}) {
-    list.Add({"logprob", entropy ? "forward+entropy" : "forward", shape, "read", bytes, [=](ThreadPool& pool) {
+    list.Add({"logprob", entropy ? "forward+entropy" : "forward", shape, "read", bytes,
+              [=](ThreadPool& pool) {
                 auto s = state();
-                return WithCopyPeer(pool, bytes, 0, [=, &pool] { forward(s.get(), pool, entropy); }, s);
+                return WithCopyPeer(
+                    pool, bytes, 0, [=, &pool] { forward(s.get(), pool, entropy); }, s);
               }});
   }
   list.Add({"logprob", "backward", shape, "copy", 2 * bytes, [=](ThreadPool& pool) {

@@ -65,32 +65,39 @@ Token Evaluate(const Params& p, const Inputs& in, int64_t t, bool detached) {
 // The weight of a token: an f64 quotient of integers, rounded once.
 float WeightOf(const Params& p, int64_t global_count, const int32_t* sequence_tokens, int64_t t) {
   switch (p.normalise) {
-    case Normalise::kToken: return static_cast<float>(1.0 / static_cast<double>(global_count));
+    case Normalise::kToken:
+      return static_cast<float>(1.0 / static_cast<double>(global_count));
     case Normalise::kSequence:
-      return static_cast<float>(1.0 / (static_cast<double>(global_count) * static_cast<double>(sequence_tokens[t])));
-    case Normalise::kConstant: return 1.0f / p.divisor;
+      return static_cast<float>(
+          1.0 / (static_cast<double>(global_count) * static_cast<double>(sequence_tokens[t])));
+    case Normalise::kConstant:
+      return 1.0f / p.divisor;
   }
   return 0.0f;
 }
 
-Status Check(const Params& p, int64_t rows, const Inputs& in, const uint8_t* mask, int64_t global_count,
-             const int32_t* sequence_tokens) {
+Status Check(const Params& p, int64_t rows, const Inputs& in, const uint8_t* mask,
+             int64_t global_count, const int32_t* sequence_tokens) {
   const char* op = "policy_loss";
   TARE_RETURN_IF_ERROR(CheckRows(op, rows));
-  if (!(p.clip_low >= 0.0f && p.clip_low < 1.0f)) return InvalidArgument("{}: clip_low is {}; [0, 1)", op, p.clip_low);
-  if (!(p.clip_high >= 0.0f)) return InvalidArgument("{}: clip_high is {}; at least 0", op, p.clip_high);
+  if (!(p.clip_low >= 0.0f && p.clip_low < 1.0f))
+    return InvalidArgument("{}: clip_low is {}; [0, 1)", op, p.clip_low);
+  if (!(p.clip_high >= 0.0f))
+    return InvalidArgument("{}: clip_high is {}; at least 0", op, p.clip_high);
   if (p.dual_clip != 0.0f && !(p.dual_clip > 1.0f)) {
     return InvalidArgument("{}: dual_clip is {}; 0 (off) or above 1", op, p.dual_clip);
   }
   if (!std::isfinite(p.kl_coef) || !std::isfinite(p.entropy_coef)) {
-    return InvalidArgument("{}: kl_coef is {} and entropy_coef {}; finite numbers", op, p.kl_coef, p.entropy_coef);
+    return InvalidArgument("{}: kl_coef is {} and entropy_coef {}; finite numbers", op, p.kl_coef,
+                           p.entropy_coef);
   }
   TARE_RETURN_IF_ERROR(CheckPointer(op, "logprob", in.logprob, rows));
   TARE_RETURN_IF_ERROR(CheckPointer(op, "old_logprob", in.old_logprob, rows));
   TARE_RETURN_IF_ERROR(CheckPointer(op, "advantage", in.advantage, rows));
   TARE_RETURN_IF_ERROR(CheckPointer(op, "mask", mask, rows));
   if (rows > 0 && (p.kl == Kl::kNone) != (in.ref_logprob == nullptr)) {
-    return InvalidArgument("{}: ref_logprob must be {}", op, p.kl == Kl::kNone ? "null without a KL term" : "given");
+    return InvalidArgument("{}: ref_logprob must be {}", op,
+                           p.kl == Kl::kNone ? "null without a KL term" : "given");
   }
   if (p.normalise == Normalise::kConstant) {
     if (!(p.divisor > 0.0f) || !std::isfinite(p.divisor)) {
@@ -99,11 +106,14 @@ Status Check(const Params& p, int64_t rows, const Inputs& in, const uint8_t* mas
   } else if (global_count < 1 && rows > 0) {
     return InvalidArgument("{}: global_count is {}; at least 1", op, global_count);
   }
-  if (p.normalise == Normalise::kSequence) TARE_RETURN_IF_ERROR(CheckPointer(op, "sequence_tokens", sequence_tokens, rows));
+  if (p.normalise == Normalise::kSequence)
+    TARE_RETURN_IF_ERROR(CheckPointer(op, "sequence_tokens", sequence_tokens, rows));
   for (int64_t t = 0; t < rows; ++t) {
-    if (mask[t] > 1) return InvalidArgument("{}: the mask of token {} is {}; 0 or 1", op, t, mask[t]);
+    if (mask[t] > 1)
+      return InvalidArgument("{}: the mask of token {} is {}; 0 or 1", op, t, mask[t]);
     if (mask[t] == 1 && p.normalise == Normalise::kSequence && sequence_tokens[t] < 1) {
-      return InvalidArgument("{}: token {} counts, but its sequence has {} valid tokens", op, t, sequence_tokens[t]);
+      return InvalidArgument("{}: token {} counts, but its sequence has {} valid tokens", op, t,
+                             sequence_tokens[t]);
     }
   }
   return Ok();
@@ -120,12 +130,15 @@ int64_t CountOf(const Ctx& ctx, int64_t rows, const uint8_t* mask, int64_t globa
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   TARE_RETURN_IF_ERROR(CheckCpu("policy_loss", ctx));
-  const Inputs in = {args.logprob, args.old_logprob, args.ref_logprob, args.entropy, args.advantage};
-  TARE_RETURN_IF_ERROR(Check(params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
+  const Inputs in = {args.logprob, args.old_logprob, args.ref_logprob, args.entropy,
+                     args.advantage};
+  TARE_RETURN_IF_ERROR(
+      Check(params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
   TARE_RETURN_IF_ERROR(CheckUnits(args.units, args.rows).Annotate("policy_loss"));
   TARE_RETURN_IF_ERROR(CheckPointer("policy_loss", "loss", args.loss, args.rows));
   if (args.rows > 0 && (params.entropy_coef == 0.0f) != (args.entropy == nullptr)) {
-    return InvalidArgument("policy_loss: entropy must be {}", params.entropy_coef == 0.0f ? "null at entropy_coef 0" : "given");
+    return InvalidArgument("policy_loss: entropy must be {}",
+                           params.entropy_coef == 0.0f ? "null at entropy_coef 0" : "given");
   }
   const bool multiply = fault::Active(kMaskByMultiply, ctx.side);
   const int64_t count = CountOf(ctx, args.rows, args.mask, args.global_count);
@@ -144,14 +157,16 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   if (!multiply) {
     for (int64_t t = 0; t < args.rows; ++t) {
       if (!std::isfinite(losses[static_cast<size_t>(t)])) {
-        return InvalidArgument("policy_loss: the loss of token {} is not finite (logprob {}, old {}, advantage {})", t,
-                               args.logprob[t], args.old_logprob[t], args.advantage[t]);
+        return InvalidArgument(
+            "policy_loss: the loss of token {} is not finite (logprob {}, old {}, advantage {})", t,
+            args.logprob[t], args.old_logprob[t], args.advantage[t]);
       }
     }
   }
   if (args.token_loss != nullptr) std::copy(losses.begin(), losses.end(), args.token_loss);
   for (const TokenUnit& unit : args.units) {
-    *args.loss += static_cast<double>(numerics::LanesSum<32>(losses.data() + unit.begin, unit.rows));
+    *args.loss +=
+        static_cast<double>(numerics::LanesSum<32>(losses.data() + unit.begin, unit.rows));
   }
   int64_t valid = 0, cut = 0;
   for (int64_t t = 0; t < args.rows; ++t) {
@@ -166,10 +181,12 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
   TARE_RETURN_IF_ERROR(CheckCpu("policy_loss", ctx));
   const Inputs in = {args.logprob, args.old_logprob, args.ref_logprob, nullptr, args.advantage};
-  TARE_RETURN_IF_ERROR(Check(params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
+  TARE_RETURN_IF_ERROR(
+      Check(params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
   TARE_RETURN_IF_ERROR(CheckPointer("policy_loss", "dlogprob", args.dlogprob, args.rows));
   if (args.rows > 0 && (params.entropy_coef == 0.0f) != (args.dentropy == nullptr)) {
-    return InvalidArgument("policy_loss: dentropy must be {}", params.entropy_coef == 0.0f ? "null at entropy_coef 0" : "given");
+    return InvalidArgument("policy_loss: dentropy must be {}",
+                           params.entropy_coef == 0.0f ? "null at entropy_coef 0" : "given");
   }
   const bool multiply = fault::Active(kMaskByMultiply, ctx.side);
   const bool detached = fault::Active(kDetached, ctx.side);
@@ -191,8 +208,9 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
   if (multiply) return Ok();
   for (int64_t t = 0; t < args.rows; ++t) {
     if (!std::isfinite(args.dlogprob[t])) {
-      return InvalidArgument("policy_loss: the gradient of token {} is not finite (logprob {}, old {}, advantage {})", t,
-                             args.logprob[t], args.old_logprob[t], args.advantage[t]);
+      return InvalidArgument(
+          "policy_loss: the gradient of token {} is not finite (logprob {}, old {}, advantage {})",
+          t, args.logprob[t], args.old_logprob[t], args.advantage[t]);
     }
   }
   return Ok();

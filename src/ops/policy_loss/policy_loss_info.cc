@@ -11,7 +11,9 @@ Params ParamsOf(const OpKey& key) {
   p.clip_high = 0.28f;
   p.kl_coef = 0.05f;
   p.entropy_coef = 0.01f;
-  p.kl = key.variant.starts_with("k1") ? Kl::kK1 : key.variant.starts_with("k2") ? Kl::kK2 : Kl::kK3;
+  p.kl = key.variant.starts_with("k1")   ? Kl::kK1
+         : key.variant.starts_with("k2") ? Kl::kK2
+                                         : Kl::kK3;
   if (key.variant.ends_with("sequence")) p.normalise = Normalise::kSequence;
   if (key.variant.ends_with("constant")) {
     p.normalise = Normalise::kConstant;
@@ -30,33 +32,42 @@ Contract ContractOf(const Params& p) {
   c.op = "policy_loss";
   const char* kl[] = {"no-kl", "k1", "k2", "k3"};
   const char* normalise[] = {"token", "sequence", "constant"};
-  c.variant = fmt::format("{}-{}{}", kl[static_cast<int>(p.kl)], normalise[static_cast<int>(p.normalise)],
-                          p.dual_clip > 0 ? "-dual" : "");
-  c.formula = {"a masked token contributes +0 by selection; the rest is for valid tokens",
-               "rho = exp(logprob - old); s1 = rho * A; s2 = clamp(rho, 1 - clip_low, 1 + clip_high) * A",
-               "pg = -s2 where s2 < s1, else -s1"};
+  c.variant = fmt::format("{}-{}{}", kl[static_cast<int>(p.kl)],
+                          normalise[static_cast<int>(p.normalise)], p.dual_clip > 0 ? "-dual" : "");
+  c.formula = {
+      "a masked token contributes +0 by selection; the rest is for valid tokens",
+      "rho = exp(logprob - old); s1 = rho * A; s2 = clamp(rho, 1 - clip_low, 1 + clip_high) * A",
+      "pg = -s2 where s2 < s1, else -s1"};
   if (p.dual_clip > 0) c.formula.push_back("where A < 0: pg = min(pg, -(dual_clip * A))");
   if (p.kl != Kl::kNone) {
     const char* formulas[] = {"", "kl = k", "kl = (0.5 * k) * k", "kl = expm1(-k) + k"};
-    c.formula.push_back(fmt::format("k = logprob - ref; {}; loss = fma(kl_coef, kl, pg)", formulas[static_cast<int>(p.kl)]));
+    c.formula.push_back(fmt::format("k = logprob - ref; {}; loss = fma(kl_coef, kl, pg)",
+                                    formulas[static_cast<int>(p.kl)]));
   }
   if (p.entropy_coef != 0) c.formula.push_back("loss = fma(-entropy_coef, entropy, loss)");
-  const char* weights[] = {"f32(1 / N), N the valid tokens of the global batch",
-                           "f32(1 / (N * n)), N sequences of the global batch, n valid tokens of the sequence", "1 / divisor"};
-  c.formula.push_back(fmt::format("token_loss = loss * {}", weights[static_cast<int>(p.normalise)]));
-  c.formula.push_back("total: per unit lanes(32) over its tokens in f32, each added in f64, units ascending");
-  c.backward = {"g = -s1, +0 where clipped; plus kl_coef * (k1: 1, k2: k, k3: -expm1(-k)) by fma", "dlogprob = g * (weight * dloss)",
-                "dentropy = -entropy_coef * (weight * dloss)"};
+  const char* weights[] = {
+      "f32(1 / N), N the valid tokens of the global batch",
+      "f32(1 / (N * n)), N sequences of the global batch, n valid tokens of the sequence",
+      "1 / divisor"};
+  c.formula.push_back(
+      fmt::format("token_loss = loss * {}", weights[static_cast<int>(p.normalise)]));
+  c.formula.push_back(
+      "total: per unit lanes(32) over its tokens in f32, each added in f64, units ascending");
+  c.backward = {"g = -s1, +0 where clipped; plus kl_coef * (k1: 1, k2: k, k3: -expm1(-k)) by fma",
+                "dlogprob = g * (weight * dloss)", "dentropy = -entropy_coef * (weight * dloss)"};
   c.token_lanes = 32;
   c.unit_rows = kUnitRows;
-  c.constants = {{"clip_low", HexWord(p.clip_low)}, {"clip_high", HexWord(p.clip_high)}, {"dual_clip", HexWord(p.dual_clip)},
-                 {"kl_coef", HexWord(p.kl_coef)}, {"entropy_coef", HexWord(p.entropy_coef)}, {"divisor", HexWord(p.divisor)}};
-  c.inputs = {{"logprob", "f32", "[T]"}, {"old_logprob", "f32", "[T]"}, {"ref_logprob", "f32", "[T]"},
-              {"entropy", "f32", "[T]"}, {"advantage", "f32", "[T]"}, {"mask", "u8", "[T]"}};
+  c.constants = {{"clip_low", HexWord(p.clip_low)},         {"clip_high", HexWord(p.clip_high)},
+                 {"dual_clip", HexWord(p.dual_clip)},       {"kl_coef", HexWord(p.kl_coef)},
+                 {"entropy_coef", HexWord(p.entropy_coef)}, {"divisor", HexWord(p.divisor)}};
+  c.inputs = {{"logprob", "f32", "[T]"},     {"old_logprob", "f32", "[T]"},
+              {"ref_logprob", "f32", "[T]"}, {"entropy", "f32", "[T]"},
+              {"advantage", "f32", "[T]"},   {"mask", "u8", "[T]"}};
   c.outputs = {{"token_loss", "f32", "[T]"}, {"loss", "f64", "[1], added to"}};
   c.rounding_points = {"none below f32"};
   c.saved_for_backward = {"logprob", "old_logprob", "ref_logprob", "advantage", "mask"};
-  c.errors = {"a loss or gradient at a valid token that is not finite names the token", "a mask value other than 0 or 1"};
+  c.errors = {"a loss or gradient at a valid token that is not finite names the token",
+              "a mask value other than 0 or 1"};
   c.invariant_over = RowInvariance();
   c.forward_tolerance = {-20, -30, "f32: one exp and some products"};
   c.gradient_tolerance = {-20, -30, "f32: one exp and some products"};
@@ -67,7 +78,8 @@ const OpInfo& Info() {
   static const auto* info = [] {
     auto* op = new OpInfo(RowOpInfo("policy_loss"));
     op->dtypes = {DType::kF32};
-    for (const char* variant : {"k3-token", "k1-token", "k2-sequence", "k3-constant", "k3-token-dual"}) {
+    for (const char* variant :
+         {"k3-token", "k1-token", "k2-sequence", "k3-constant", "k3-token-dual"}) {
       op->keys.push_back({.dtype = DType::kF32, .out_dtype = DType::kF32, .variant = variant});
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
@@ -83,7 +95,8 @@ const OpInfo& Info() {
       s.inputs.push_back(RowOperand("mask", DType::kU8, {rows}));
       s.inputs.back().fill = Fill::kMask;
       s.inputs.push_back(IndexOperand("sequence_tokens_less_one", {rows}, 30));
-      s.outputs = {RowOperand("token_loss", DType::kF32, {rows}), SharedOperand("loss", DType::kF64, {1}, true)};
+      s.outputs = {RowOperand("token_loss", DType::kF32, {rows}),
+                   SharedOperand("loss", DType::kF64, {1}, true)};
       s.outputs[1].grad_dtype = DType::kF32;
       return s;
     };

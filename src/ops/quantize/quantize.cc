@@ -18,8 +18,8 @@ namespace tare::ops::quantize {
 namespace HWY_NAMESPACE {
 using namespace tare::ops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
 
-// e4m3 codes of v, nearest even, saturating; tensor/convert.h is the plain form of it. Normal numbers
-// round in the bits; below 2^-6 the sum with 2^14 rounds to the quantum 2^-9 by itself.
+// e4m3 codes of v, nearest even, saturating; tensor/convert.h is the plain form of it. Normal
+// numbers round in the bits; below 2^-6 the sum with 2^14 rounds to the quantum 2^-9 by itself.
 HWY_INLINE hn::Vec<DU> E4m3Codes(VF v) {
   const DF d;
   const DU du;
@@ -45,7 +45,8 @@ void ForwardT(const Params& p, const Args& a, int64_t begin, int64_t end) {
       const int64_t at = b * kBlock;
       const int64_t count = std::min(kBlock, p.width - at);
       VF top = hn::Zero(d);
-      ForEachVector(count, [&](int64_t i, int64_t n) HWY_ATTR { top = hn::Max(top, hn::Abs(LoadPart(x + at + i, n))); });
+      ForEachVector(count, [&](int64_t i, int64_t n)
+                               HWY_ATTR { top = hn::Max(top, hn::Abs(LoadPart(x + at + i, n))); });
       const float amax = hn::GetLane(hn::MaxOfLanes(d, top));
       // A scale that underflows to zero (amax below 448 * 2^-149) would divide by zero.
       float scale = amax / 448.0f;
@@ -55,7 +56,8 @@ void ForwardT(const Params& p, const Args& a, int64_t begin, int64_t end) {
       ForEachVector(count, [&](int64_t i, int64_t n) HWY_ATTR {
         HWY_ALIGN uint32_t codes[hn::MaxLanes(d)];
         hn::Store(E4m3Codes(hn::Div(LoadPart(x + at + i, n), vs)), DU(), codes);
-        for (int64_t k = 0; k < n; ++k) a.q[t * p.width + at + i + k] = static_cast<uint8_t>(codes[k]);
+        for (int64_t k = 0; k < n; ++k)
+          a.q[t * p.width + at + i + k] = static_cast<uint8_t>(codes[k]);
       });
     }
   }
@@ -85,7 +87,8 @@ void BackwardRange(const Params& p, const BackwardArgs& a, int64_t begin, int64_
     using G = decltype(tag);
     const G* from = static_cast<const G*>(a.dy) + begin;
     G* to = static_cast<G*>(a.dx) + begin;
-    ForEachVector(end - begin, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(LoadPart(from + i, n), to + i, n); });
+    ForEachVector(end - begin, [&](int64_t i, int64_t n)
+                                   HWY_ATTR { StorePart(LoadPart(from + i, n), to + i, n); });
   });
 }
 
@@ -140,7 +143,8 @@ void FaultyForward(const Params& p, const Args& a, bool per_tensor, bool half_aw
                       a.scale[t * ((p.width + kBlock - 1) / kBlock) + i / kBlock];
       // Without the rounding fault, a nudge toward zero keeps exact halfway cases on the even side.
       uint8_t code = HalfAway(v);
-      if (!half_away && (code & 1) != 0 && HalfAway(v * 0x1.fffffep-1f) != code) code = HalfAway(v * 0x1.fffffep-1f);
+      if (!half_away && (code & 1) != 0 && HalfAway(v * 0x1.fffffep-1f) != code)
+        code = HalfAway(v * 0x1.fffffep-1f);
       a.q[t * p.width + i] = code;
     }
   }
@@ -157,11 +161,13 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   const int64_t grain = RowGrain(args.rows, params.width, ctx.pool->threads());
   std::vector<int64_t> bad(static_cast<size_t>(args.rows), -1);
   ctx.pool->ParallelRanges(args.rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) bad[static_cast<size_t>(t)] = HWY_DYNAMIC_DISPATCH(NonFinite)(params, args, t);
+    for (int64_t t = begin; t < end; ++t)
+      bad[static_cast<size_t>(t)] = HWY_DYNAMIC_DISPATCH(NonFinite)(params, args, t);
   });
   for (int64_t t = 0; t < args.rows; ++t) {
     if (bad[static_cast<size_t>(t)] >= 0) {
-      return InvalidArgument("quantize: row {} column {} is not finite", t, bad[static_cast<size_t>(t)]);
+      return InvalidArgument("quantize: row {} column {} is not finite", t,
+                             bad[static_cast<size_t>(t)]);
     }
   }
   ctx.pool->ParallelRanges(args.rows, grain, [&](int64_t begin, int64_t end) {
@@ -170,7 +176,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   const bool per_tensor = fault::Active(kPerTensor, ctx.side);
   const bool half_away = fault::Active(kHalfAway, ctx.side);
   if (per_tensor || half_away) {
-    WithRowDType(params.dtype, [&](auto t) { FaultyForward<decltype(t)>(params, args, per_tensor, half_away); });
+    WithRowDType(params.dtype,
+                 [&](auto t) { FaultyForward<decltype(t)>(params, args, per_tensor, half_away); });
   }
   return Ok();
 }

@@ -1,10 +1,12 @@
 #pragma once
 
-// Activations to e4m3 with one scale for each row and block of 128 along K, as fp8_linear reads them:
+// Activations to e4m3 with one scale for each row and block of 128 along K, as fp8_linear reads
+// them:
 //   amax = max |x| over the block;  scale = amax / 448 (IEEE), 1 for a block of zeros
 //   q = e4m3(x / scale), nearest even, saturating at 448
-// A scale belongs to one row alone: no neighbour moves it. A NaN or infinity is kInvalidArgument that
-// names row and column. Backward is straight-through: dx = round(dq), the gradient of q * scale.
+// A scale belongs to one row alone: no neighbour moves it. A NaN or infinity is kInvalidArgument
+// that names row and column. Backward is straight-through: dx = round(dq), the gradient of q *
+// scale.
 
 #include <cstdint>
 
@@ -21,16 +23,16 @@ TARE_FAULT(kHalfAway, "quantize.round_half_away", "quantize", "C3,C5",
 inline constexpr int64_t kBlock = 128;
 
 struct Params {
-  int64_t width = 0;                  // K
-  DType dtype = DType::kBF16;         // of x: bf16 or f32
+  int64_t width = 0;           // K
+  DType dtype = DType::kBF16;  // of x: bf16 or f32
   DType grad_dtype = DType::kBF16;
 };
 
 struct Args {
-  int64_t rows = 0;          // T
-  const void* x = nullptr;   // [T, K]
-  uint8_t* q = nullptr;      // [T, K], e4m3
-  float* scale = nullptr;    // [T, ceil(K / 128)]
+  int64_t rows = 0;         // T
+  const void* x = nullptr;  // [T, K]
+  uint8_t* q = nullptr;     // [T, K], e4m3
+  float* scale = nullptr;   // [T, ceil(K / 128)]
 };
 
 struct BackwardArgs {

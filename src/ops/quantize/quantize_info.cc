@@ -16,9 +16,11 @@ Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "quantize";
   c.variant = "e4m3-1x128";
-  c.formula = {"per row and block of 128 along K: amax = max |x|; scale = amax / 448, 1 where that is 0",
-               "q = e4m3(x / scale), nearest even, saturating at 448"};
-  c.backward = {fmt::format("straight-through: dx = {}(gradient of q * scale)", DTypeName(p.grad_dtype))};
+  c.formula = {
+      "per row and block of 128 along K: amax = max |x|; scale = amax / 448, 1 where that is 0",
+      "q = e4m3(x / scale), nearest even, saturating at 448"};
+  c.backward = {
+      fmt::format("straight-through: dx = {}(gradient of q * scale)", DTypeName(p.grad_dtype))};
   c.block = kBlock;
   c.inputs = {{"x", Name(p.dtype), "[T, K]"}};
   c.outputs = {{"q", "e4m3", "[T, K]"}, {"scale", "f32", "[T, ceil(K/128)]"}};
@@ -47,8 +49,9 @@ const OpInfo& Info() {
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
-      return Forward(ctx, ParamsOf(key), {call.rows, call.in[0].data(), call.out[0].mutable_as<uint8_t>(),
-                                          call.out[1].mutable_as<float>()});
+      return Forward(ctx, ParamsOf(key),
+                     {call.rows, call.in[0].data(), call.out[0].mutable_as<uint8_t>(),
+                      call.out[1].mutable_as<float>()});
     };
     op->width_dim = "width";
     op->propagates_non_finite = false;

@@ -47,7 +47,8 @@ void ForwardT(const Params& p, const Args& a, const float* w, int64_t begin, int
         StorePart(stored, h + i, n);
       });
     } else {
-      ForEachVector(width, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(LoadPart(x + i, n), h + i, n); });
+      ForEachVector(
+          width, [&](int64_t i, int64_t n) HWY_ATTR { StorePart(LoadPart(x + i, n), h + i, n); });
     }
     for (int64_t i = width; i < padded; ++i) h[i] = 0.0f;  // 0 * 0 is neutral: squares are never -0
     const float s = LanesDot<128>(h, h, padded);
@@ -61,7 +62,8 @@ void ForwardT(const Params& p, const Args& a, const float* w, int64_t begin, int
 }
 
 template <typename H, typename G>
-void BackwardRowsT(const Params& p, const BackwardArgs& a, const float* w, int64_t begin, int64_t end) {
+void BackwardRowsT(const Params& p, const BackwardArgs& a, const float* w, int64_t begin,
+                   int64_t end) {
   const DF d;
   const int64_t width = p.hidden;
   const int64_t padded = RoundUp(width, 128);
@@ -71,7 +73,8 @@ void BackwardRowsT(const Params& p, const BackwardArgs& a, const float* w, int64
   for (int64_t t = begin; t < end; ++t) {
     const H* h = static_cast<const H*>(a.h) + t * width;
     const G* dy = static_cast<const G*>(a.dy) + t * width;
-    const G* extra = a.dresidual_out == nullptr ? nullptr : static_cast<const G*>(a.dresidual_out) + t * width;
+    const G* extra =
+        a.dresidual_out == nullptr ? nullptr : static_cast<const G*>(a.dresidual_out) + t * width;
     G* dx = static_cast<G*>(a.dx) + t * width;
     const float r = a.rstd[t];
     const VF vr = hn::Set(d, r);
@@ -135,14 +138,17 @@ void ForwardRows(const Params& p, const Args& a, const float* w, int64_t begin, 
     });
   });
 }
-void BackwardRows(const Params& p, const BackwardArgs& a, const float* w, int64_t begin, int64_t end) {
+void BackwardRows(const Params& p, const BackwardArgs& a, const float* w, int64_t begin,
+                  int64_t end) {
   WithRowDType(p.add_residual ? p.residual_dtype : p.dtype, [&](auto h) {
-    WithRowDType(p.grad_dtype, [&](auto g) { BackwardRowsT<decltype(h), decltype(g)>(p, a, w, begin, end); });
+    WithRowDType(p.grad_dtype,
+                 [&](auto g) { BackwardRowsT<decltype(h), decltype(g)>(p, a, w, begin, end); });
   });
 }
 void BackwardWeight(const Params& p, const BackwardArgs& a, int64_t begin, int64_t end) {
   WithRowDType(p.add_residual ? p.residual_dtype : p.dtype, [&](auto h) {
-    WithRowDType(p.grad_dtype, [&](auto g) { BackwardWeightT<decltype(h), decltype(g)>(p, a, begin, end); });
+    WithRowDType(p.grad_dtype,
+                 [&](auto g) { BackwardWeightT<decltype(h), decltype(g)>(p, a, begin, end); });
   });
 }
 
@@ -200,7 +206,8 @@ void FaultyForward(const Params& p, const Args& a, const float* w, const Faults&
       for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
     }
     const float eps = f.epsilon ? p.eps * 10.0f : p.eps;
-    const float r = 1.0f / __builtin_sqrtf(__builtin_fmaf(lane[0], 1.0f / static_cast<float>(width), eps));
+    const float r =
+        1.0f / __builtin_sqrtf(__builtin_fmaf(lane[0], 1.0f / static_cast<float>(width), eps));
     if (a.rstd != nullptr) PutFloat(r, a.rstd + t);
     for (int64_t i = 0; i < width; ++i) {
       float v = h[static_cast<size_t>(i)] * r;
@@ -232,7 +239,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   const bool has = args.residual != nullptr && args.residual_out != nullptr;
   const bool none = args.residual == nullptr && args.residual_out == nullptr;
   if (args.rows > 0 && !(params.add_residual ? has : none)) {
-    return InvalidArgument("rmsnorm: residual and residual_out must be {}", params.add_residual ? "given" : "null");
+    return InvalidArgument("rmsnorm: residual and residual_out must be {}",
+                           params.add_residual ? "given" : "null");
   }
   std::vector<float> w(static_cast<size_t>(params.hidden));
   if (args.rows > 0) HWY_DYNAMIC_DISPATCH(Widen)(params, args.w, w.data());

@@ -31,14 +31,14 @@ TARE_FAULT(kPaddedRows, "rmsnorm.sum_over_padded_rows", "rmsnorm", "C7",
            "the weight's gradient also sums the rows between the units");
 
 struct Params {
-  int64_t hidden = 0;                  // H
-  DType dtype = DType::kBF16;          // of x and y
+  int64_t hidden = 0;          // H
+  DType dtype = DType::kBF16;  // of x and y
   DType weight_dtype = DType::kBF16;
-  DType residual_dtype = DType::kBF16; // of residual and residual_out
-  DType grad_dtype = DType::kBF16;     // of dy, dresidual_out and dx
+  DType residual_dtype = DType::kBF16;  // of residual and residual_out
+  DType grad_dtype = DType::kBF16;      // of dy, dresidual_out and dx
   float eps = 1e-5f;
   bool add_residual = false;
-  bool unit_offset = false;            // Gemma: multiply by 1 + w
+  bool unit_offset = false;  // Gemma: multiply by 1 + w
 };
 
 struct Args {
@@ -47,21 +47,23 @@ struct Args {
   const void* residual = nullptr;  // [T, H], residual_dtype; null unless add_residual
   const void* w = nullptr;         // [H], weight_dtype
   void* y = nullptr;               // [T, H], dtype; may be x
-  void* residual_out = nullptr;    // [T, H], residual_dtype; may be residual; null unless add_residual
-  float* rstd = nullptr;           // [T], r for backward; may be null
+  void* residual_out =
+      nullptr;            // [T, H], residual_dtype; may be residual; null unless add_residual
+  float* rstd = nullptr;  // [T], r for backward; may be null
 };
 
 struct BackwardArgs {
   int64_t rows = 0;
-  const void* h = nullptr;              // [T, H]: residual_out (residual_dtype) with add_residual, else x
-  const void* w = nullptr;              // [H], weight_dtype
-  const float* rstd = nullptr;          // [T]
-  const void* dy = nullptr;             // [T, H], grad_dtype
-  const void* dresidual_out = nullptr;  // [T, H], grad_dtype: what else flows into residual_out; may be null
-  void* dx = nullptr;                   // [T, H], grad_dtype: the gradient of x, and of residual; may be
-                                        // dy or dresidual_out
-  float* dw = nullptr;                  // [H], main gradient, added to
-  std::span<const TokenUnit> units;     // for dw
+  const void* h = nullptr;      // [T, H]: residual_out (residual_dtype) with add_residual, else x
+  const void* w = nullptr;      // [H], weight_dtype
+  const float* rstd = nullptr;  // [T]
+  const void* dy = nullptr;     // [T, H], grad_dtype
+  const void* dresidual_out =
+      nullptr;          // [T, H], grad_dtype: what else flows into residual_out; may be null
+  void* dx = nullptr;   // [T, H], grad_dtype: the gradient of x, and of residual; may be
+                        // dy or dresidual_out
+  float* dw = nullptr;  // [H], main gradient, added to
+  std::span<const TokenUnit> units;  // for dw
 };
 
 Contract ContractOf(const Params& params);

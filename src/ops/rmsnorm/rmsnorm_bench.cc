@@ -28,7 +28,8 @@ void AddShape(BenchList& list, int64_t rows, int64_t width, DType dtype) {
     s->w.assign(static_cast<size_t>(width * SizeOf(dtype)), 0x3c);
     s->rstd.assign(static_cast<size_t>(rows), 80.0f);
     s->dw.assign(static_cast<size_t>(width), 0.0f);
-    for (int64_t t = 0; t < rows; t += 512) s->units.push_back({t, std::min<int64_t>(512, rows - t)});
+    for (int64_t t = 0; t < rows; t += 512)
+      s->units.push_back({t, std::min<int64_t>(512, rows - t)});
     return s;
   };
   list.Add({"rmsnorm", "forward+residual", shape, "copy", 4 * bytes, [=](ThreadPool& pool) {
@@ -36,8 +37,9 @@ void AddShape(BenchList& list, int64_t rows, int64_t width, DType dtype) {
               const auto ours = [=, &pool] {
                 Ctx ctx;
                 ctx.pool = &pool;
-                const Status status = Forward(ctx, p, {rows, s->x.data(), s->residual.data(), s->w.data(), s->y.data(),
-                                                       s->out.data(), s->rstd.data()});
+                const Status status = Forward(ctx, p,
+                                              {rows, s->x.data(), s->residual.data(), s->w.data(),
+                                               s->y.data(), s->out.data(), s->rstd.data()});
                 TARE_CHECK(status.ok()) << status.ToString();
               };
               return WithCopyPeer(pool, 2 * bytes, 2 * bytes, ours, s);

@@ -22,16 +22,28 @@ Signature SignatureOf(const OpKey& key, int64_t rows) {
   const Params p = ParamsOf(key);
   const Shape row = {rows, p.hidden};
   Signature s;
-  s.inputs.push_back({.name = "x", .dtype = p.dtype, .shape = row, .grad = true, .grad_dtype = p.grad_dtype});
+  s.inputs.push_back(
+      {.name = "x", .dtype = p.dtype, .shape = row, .grad = true, .grad_dtype = p.grad_dtype});
   if (p.add_residual) {
-    s.inputs.push_back({.name = "residual", .dtype = p.residual_dtype, .shape = row, .scale = 2.0f,
-                        .grad = true, .grad_dtype = p.grad_dtype});
+    s.inputs.push_back({.name = "residual",
+                        .dtype = p.residual_dtype,
+                        .shape = row,
+                        .scale = 2.0f,
+                        .grad = true,
+                        .grad_dtype = p.grad_dtype});
   }
-  s.inputs.push_back({.name = "w", .dtype = p.weight_dtype, .shape = {p.hidden}, .role = Role::kShared,
+  s.inputs.push_back({.name = "w",
+                      .dtype = p.weight_dtype,
+                      .shape = {p.hidden},
+                      .role = Role::kShared,
                       .grad = true});
-  s.outputs.push_back({.name = "y", .dtype = p.dtype, .shape = row, .grad = true, .grad_dtype = p.grad_dtype});
+  s.outputs.push_back(
+      {.name = "y", .dtype = p.dtype, .shape = row, .grad = true, .grad_dtype = p.grad_dtype});
   if (p.add_residual) {
-    s.outputs.push_back({.name = "residual_out", .dtype = p.residual_dtype, .shape = row, .grad = true,
+    s.outputs.push_back({.name = "residual_out",
+                         .dtype = p.residual_dtype,
+                         .shape = row,
+                         .grad = true,
                          .grad_dtype = p.grad_dtype});
   }
   s.outputs.push_back({.name = "rstd", .dtype = DType::kF32, .shape = {rows}, .saved = true});
@@ -74,10 +86,12 @@ Status CallBackward(const Ctx& ctx, const OpKey& key, const BackwardCall& call) 
 std::vector<OpKey> Keys() {
   std::vector<OpKey> keys;
   for (const char* variant : {"residual", "", "residual-unit-offset", "unit-offset"}) {
-    for (const auto& [dtype, residual] : {std::pair(DType::kBF16, DType::kBF16), std::pair(DType::kBF16, DType::kF32),
-                                          std::pair(DType::kF32, DType::kF32)}) {
+    for (const auto& [dtype, residual] :
+         {std::pair(DType::kBF16, DType::kBF16), std::pair(DType::kBF16, DType::kF32),
+          std::pair(DType::kF32, DType::kF32)}) {
       if (variant[0] != 'r' && dtype != residual) continue;
-      keys.push_back({.dtype = dtype, .out_dtype = residual, .variant = variant, .dims = {{"hidden", 192}}});
+      keys.push_back(
+          {.dtype = dtype, .out_dtype = residual, .variant = variant, .dims = {{"hidden", 192}}});
     }
   }
   return keys;
@@ -88,10 +102,12 @@ std::vector<OpKey> Keys() {
 Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "rmsnorm";
-  c.variant = fmt::format("{}{}", p.add_residual ? "residual" : "plain", p.unit_offset ? "-unit-offset" : "");
+  c.variant = fmt::format("{}{}", p.add_residual ? "residual" : "plain",
+                          p.unit_offset ? "-unit-offset" : "");
   const std::string_view y = DTypeName(p.dtype);
   if (p.add_residual) {
-    c.formula.push_back(fmt::format("h = {}(x + residual); residual_out = h", DTypeName(p.residual_dtype)));
+    c.formula.push_back(
+        fmt::format("h = {}(x + residual); residual_out = h", DTypeName(p.residual_dtype)));
   } else {
     c.formula.push_back("h = x");
   }
@@ -102,22 +118,25 @@ Contract ContractOf(const Params& p) {
   c.backward.push_back("g = dy * w; x^ = h * r");
   c.backward.push_back("c = (lanes(128) of fma(g, x^, .)) * 1/H");
   c.backward.push_back("u = fma(-c, x^, g)");
-  c.backward.push_back(fmt::format(
-      "dx = {}(u * r), or {}(fma(u, r, dresidual_out)) where a gradient reaches residual_out; it is the "
-      "gradient of x and of residual",
-      DTypeName(p.grad_dtype), DTypeName(p.grad_dtype)));
+  c.backward.push_back(
+      fmt::format("dx = {}(u * r), or {}(fma(u, r, dresidual_out)) where a gradient reaches "
+                  "residual_out; it is the "
+                  "gradient of x and of residual",
+                  DTypeName(p.grad_dtype), DTypeName(p.grad_dtype)));
   c.backward.push_back("dw += per unit: lanes(32) over its tokens of fma(dy, x^, .)");
   c.lanes = 128;
   c.token_lanes = 32;
   c.unit_rows = kUnitRows;
   c.constants = {{"eps", HexWord(p.eps)}};
-  c.inputs = {{"x", std::string(y), "[T, H]"}, {"w", std::string(DTypeName(p.weight_dtype)), "[H]"}};
+  c.inputs = {{"x", std::string(y), "[T, H]"},
+              {"w", std::string(DTypeName(p.weight_dtype)), "[H]"}};
   c.outputs = {{"y", std::string(y), "[T, H]"}, {"rstd", "f32", "[T]"}};
   if (p.add_residual) {
     c.inputs.push_back({"residual", std::string(DTypeName(p.residual_dtype)), "[T, H]"});
     c.outputs.push_back({"residual_out", std::string(DTypeName(p.residual_dtype)), "[T, H]"});
-    c.rounding_points.push_back(fmt::format("residual_out: f32 sum to {}, once; the norm reads it rounded",
-                                            DTypeName(p.residual_dtype)));
+    c.rounding_points.push_back(
+        fmt::format("residual_out: f32 sum to {}, once; the norm reads it rounded",
+                    DTypeName(p.residual_dtype)));
   }
   c.rounding_points.push_back(fmt::format("y: f32 to {}, once", y));
   c.rounding_points.push_back(fmt::format("dx: f32 to {}, once", DTypeName(p.grad_dtype)));
@@ -129,9 +148,10 @@ Contract ContractOf(const Params& p) {
     c.gradient_tolerance = {-19, -100, "f32: two such chains and a cancellation in u"};
   } else {
     c.forward_tolerance = {-7, -100, "bf16: one rounding of y, one of the stored sum"};
-    c.gradient_tolerance = {-6, -100,
-                            "bf16: one rounding of dx; straight-through for the rounding of the stored sum, "
-                            "whose value the gradient is taken at"};
+    c.gradient_tolerance = {
+        -6, -100,
+        "bf16: one rounding of dx; straight-through for the rounding of the stored sum, "
+        "whose value the gradient is taken at"};
   }
   return c;
 }

@@ -78,7 +78,8 @@ constexpr double kTwoPi = 0x1.921fb54442d18p2;
 Status CheckParams(const Params& p) {
   TARE_RETURN_IF_ERROR(CheckDim("rope", "head_dim", p.head_dim, 65536));
   if (p.rotary_dim < 2 || p.rotary_dim > p.head_dim || p.rotary_dim % 2 != 0) {
-    return InvalidArgument("rope: rotary_dim is {}; even, 2 to head_dim {}", p.rotary_dim, p.head_dim);
+    return InvalidArgument("rope: rotary_dim is {}; even, 2 to head_dim {}", p.rotary_dim,
+                           p.head_dim);
   }
   TARE_RETURN_IF_ERROR(CheckRowDType("rope", "dtype", p.dtype));
   if (!(p.theta > 1.0) || !std::isfinite(p.theta)) {
@@ -93,13 +94,15 @@ Status CheckParams(const Params& p) {
     return InvalidArgument("rope: {} scaling needs original_max_position of at least 1, got {}",
                            ScalingName(p.scaling), p.original_max_position);
   }
-  if (p.scaling == Scaling::kLlama3 && !(p.low_freq_factor > 0 && p.high_freq_factor > p.low_freq_factor)) {
-    return InvalidArgument("rope: llama3 scaling needs 0 < low_freq_factor < high_freq_factor, got {} and {}",
-                           p.low_freq_factor, p.high_freq_factor);
+  if (p.scaling == Scaling::kLlama3 &&
+      !(p.low_freq_factor > 0 && p.high_freq_factor > p.low_freq_factor)) {
+    return InvalidArgument(
+        "rope: llama3 scaling needs 0 < low_freq_factor < high_freq_factor, got {} and {}",
+        p.low_freq_factor, p.high_freq_factor);
   }
   if (p.scaling == Scaling::kYarn && !(p.beta_slow > 0 && p.beta_fast > p.beta_slow)) {
-    return InvalidArgument("rope: yarn scaling needs 0 < beta_slow < beta_fast, got {} and {}", p.beta_slow,
-                           p.beta_fast);
+    return InvalidArgument("rope: yarn scaling needs 0 < beta_slow < beta_fast, got {} and {}",
+                           p.beta_slow, p.beta_fast);
   }
   return Ok();
 }
@@ -124,16 +127,19 @@ std::vector<double> Frequencies(const Params& p) {
     const double exponent = static_cast<double>(2 * i) / static_cast<double>(p.rotary_dim);
     double f = 1.0 / numerics::PowF64(p.theta, exponent);
     switch (p.scaling) {
-      case Scaling::kNone: break;
-      case Scaling::kLinear: f /= p.factor; break;
+      case Scaling::kNone:
+        break;
+      case Scaling::kLinear:
+        f /= p.factor;
+        break;
       case Scaling::kLlama3: {
         const double original = static_cast<double>(p.original_max_position);
         const double wavelength = kTwoPi / f;
         if (wavelength > original / p.low_freq_factor) {
           f /= p.factor;
         } else if (wavelength >= original / p.high_freq_factor) {
-          const double smooth =
-              (original / wavelength - p.low_freq_factor) / (p.high_freq_factor - p.low_freq_factor);
+          const double smooth = (original / wavelength - p.low_freq_factor) /
+                                (p.high_freq_factor - p.low_freq_factor);
           f = (1.0 - smooth) * (f / p.factor) + smooth * f;
         }
         break;
@@ -193,8 +199,8 @@ Result<Args> CheckArgs(const Ctx& ctx, const Params& p, const Args& given) {
   TARE_RETURN_IF_ERROR(CheckPointer("rope", "y", args.y, args.rows));
   for (int64_t t = 0; t < args.rows; ++t) {
     if (args.positions[t] < 0 || args.positions[t] >= args.table_positions) {
-      return InvalidArgument("rope: row {} is at position {}; the table has [0, {})", t, args.positions[t],
-                             args.table_positions);
+      return InvalidArgument("rope: row {} is at position {}; the table has [0, {})", t,
+                             args.positions[t], args.table_positions);
     }
   }
   return args;
@@ -209,10 +215,12 @@ Status Rotate(const Ctx& ctx, const Params& params, const Args& given, bool back
     const float sign = detached ? 0.0f : backward ? -1.0f : 1.0f;
     Params p = params;
     if (detached) p.rotary_dim = 0;
-    WithRowDType(params.dtype, [&](auto t) { FaultyRotate<decltype(t)>(p, args, positions_bf16, cast, sign); });
+    WithRowDType(params.dtype,
+                 [&](auto t) { FaultyRotate<decltype(t)>(p, args, positions_bf16, cast, sign); });
     return Ok();
   }
-  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, args.heads * params.head_dim, ctx.pool->threads()),
+  ctx.pool->ParallelRanges(args.rows,
+                           RowGrain(args.rows, args.heads * params.head_dim, ctx.pool->threads()),
                            [&](int64_t begin, int64_t end) {
                              if (backward) {
                                HWY_DYNAMIC_DISPATCH(BackwardRows)(params, args, begin, end);
@@ -227,10 +235,14 @@ Status Rotate(const Ctx& ctx, const Params& params, const Args& given, bool back
 
 std::string_view ScalingName(Scaling scaling) {
   switch (scaling) {
-    case Scaling::kNone: return "none";
-    case Scaling::kLinear: return "linear";
-    case Scaling::kLlama3: return "llama3";
-    case Scaling::kYarn: return "yarn";
+    case Scaling::kNone:
+      return "none";
+    case Scaling::kLinear:
+      return "linear";
+    case Scaling::kLlama3:
+      return "llama3";
+    case Scaling::kYarn:
+      return "yarn";
   }
   return "unknown";
 }
@@ -252,7 +264,8 @@ Result<Table> BuildTable(const Params& given, int64_t positions, fault::Side sid
   const std::vector<double> frequencies = Frequencies(p);
   double attention = 1.0;
   if (p.scaling == Scaling::kYarn) {
-    attention = p.attention_factor > 0 ? p.attention_factor : 0.1 * numerics::LogF64(p.factor) + 1.0;
+    attention =
+        p.attention_factor > 0 ? p.attention_factor : 0.1 * numerics::LogF64(p.factor) + 1.0;
   }
   Table table;
   table.positions = positions;
@@ -270,8 +283,12 @@ Result<Table> BuildTable(const Params& given, int64_t positions, fault::Side sid
   return table;
 }
 
-Status Forward(const Ctx& ctx, const Params& params, const Args& args) { return Rotate(ctx, params, args, false); }
-Status Backward(const Ctx& ctx, const Params& params, const Args& args) { return Rotate(ctx, params, args, true); }
+Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
+  return Rotate(ctx, params, args, false);
+}
+Status Backward(const Ctx& ctx, const Params& params, const Args& args) {
+  return Rotate(ctx, params, args, true);
+}
 
 }  // namespace tare::ops::rope
 #endif  // HWY_ONCE

@@ -36,12 +36,12 @@ struct Params {
   DType dtype = DType::kBF16;
   double theta = 10000.0;
   Scaling scaling = Scaling::kNone;
-  double factor = 1.0;               // linear, llama3, yarn
-  double low_freq_factor = 1.0;      // llama3
-  double high_freq_factor = 4.0;     // llama3
-  int64_t original_max_position = 0; // llama3, yarn
-  double beta_fast = 32.0;           // yarn
-  double beta_slow = 1.0;            // yarn
+  double factor = 1.0;                // linear, llama3, yarn
+  double low_freq_factor = 1.0;       // llama3
+  double high_freq_factor = 4.0;      // llama3
+  int64_t original_max_position = 0;  // llama3, yarn
+  double beta_fast = 32.0;            // yarn
+  double beta_slow = 1.0;             // yarn
   // yarn: multiplies cosine and sine. 0 takes 0.1 * ln(factor) + 1.
   double attention_factor = 0.0;
 };
@@ -53,7 +53,8 @@ struct Table {
   std::vector<float> sin;
 };
 // positions: 1 to 2^20.
-Result<Table> BuildTable(const Params& params, int64_t positions, fault::Side side = fault::Side::kNone);
+Result<Table> BuildTable(const Params& params, int64_t positions,
+                         fault::Side side = fault::Side::kNone);
 
 struct Args {
   int64_t rows = 0;                    // T
@@ -62,9 +63,9 @@ struct Args {
   const float* cos = nullptr;          // [table_positions, R / 2]
   const float* sin = nullptr;
   int64_t table_positions = 0;
-  const void* x = nullptr;             // [T, heads, head_dim], row t at x + t * x_stride
-  int64_t x_stride = 0;                // elements; 0 means heads * head_dim
-  void* y = nullptr;                   // [T, heads, head_dim]; may be x with the same stride
+  const void* x = nullptr;  // [T, heads, head_dim], row t at x + t * x_stride
+  int64_t x_stride = 0;     // elements; 0 means heads * head_dim
+  void* y = nullptr;        // [T, heads, head_dim]; may be x with the same stride
   int64_t y_stride = 0;
 };
 

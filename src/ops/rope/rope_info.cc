@@ -32,7 +32,8 @@ Params ParamsOf(const OpKey& key) {
 }
 
 // The table of a key, as operands that all rows share.
-Result<Args> ArgsOf(const Ctx& ctx, const OpKey& key, int64_t rows, const Tensor& positions, const Tensor& x, Tensor& y, Table& table) {
+Result<Args> ArgsOf(const Ctx& ctx, const OpKey& key, int64_t rows, const Tensor& positions,
+                    const Tensor& x, Tensor& y, Table& table) {
   const Params p = ParamsOf(key);
   TARE_ASSIGN_OR_RETURN(table, BuildTable(p, kPositions, ctx.side));
   Args a;
@@ -54,14 +55,21 @@ Contract ContractOf(const Params& p) {
   c.op = "rope";
   c.variant = fmt::format("{}-{}{}", p.layout == Layout::kHalfSplit ? "half-split" : "interleaved",
                           ScalingName(p.scaling), p.rotary_dim < p.head_dim ? "-partial" : "");
-  c.formula = {"frequency(i) in f64: theta^(-2i/R), scaled as the variant says (linear: f / factor; llama3 and yarn: the "
-               "published ramps)",
-               p.scaling == Scaling::kYarn ? "c = f32(cos(position * frequency) * attention_factor), s alike: f64, rounded once"
-                                           : "c = f32(cos(position * frequency)), s alike: f64, rounded once",
-               fmt::format("y1 = {0}(fma(x1, c, -(x2 * s))); y2 = {0}(fma(x2, c, x1 * s))", DTypeName(p.dtype)),
-               p.layout == Layout::kHalfSplit ? "pairs (i, i + R/2)" : "pairs (2i, 2i + 1)", "elements from R on are copied"};
-  c.backward = {fmt::format("dx1 = {0}(fma(dy1, c, dy2 * s)); dx2 = {0}(fma(dy2, c, -(dy1 * s)))", DTypeName(p.dtype))};
-  c.constants = {{"head_dim", std::to_string(p.head_dim)}, {"rotary_dim", std::to_string(p.rotary_dim)},
+  c.formula = {
+      "frequency(i) in f64: theta^(-2i/R), scaled as the variant says (linear: f / factor; llama3 "
+      "and yarn: the "
+      "published ramps)",
+      p.scaling == Scaling::kYarn
+          ? "c = f32(cos(position * frequency) * attention_factor), s alike: f64, rounded once"
+          : "c = f32(cos(position * frequency)), s alike: f64, rounded once",
+      fmt::format("y1 = {0}(fma(x1, c, -(x2 * s))); y2 = {0}(fma(x2, c, x1 * s))",
+                  DTypeName(p.dtype)),
+      p.layout == Layout::kHalfSplit ? "pairs (i, i + R/2)" : "pairs (2i, 2i + 1)",
+      "elements from R on are copied"};
+  c.backward = {fmt::format("dx1 = {0}(fma(dy1, c, dy2 * s)); dx2 = {0}(fma(dy2, c, -(dy1 * s)))",
+                            DTypeName(p.dtype))};
+  c.constants = {{"head_dim", std::to_string(p.head_dim)},
+                 {"rotary_dim", std::to_string(p.rotary_dim)},
                  {"theta", HexWord(p.theta)}};
   if (p.scaling != Scaling::kNone) c.constants.emplace_back("factor", HexWord(p.factor));
   if (p.scaling == Scaling::kLlama3 || p.scaling == Scaling::kYarn) {
@@ -76,10 +84,13 @@ Contract ContractOf(const Params& p) {
     c.constants.emplace_back("beta_slow", HexWord(p.beta_slow));
     c.constants.emplace_back("attention_factor", HexWord(p.attention_factor));
   }
-  c.inputs = {{"positions", "i32", "[T]"}, {"x", Name(p.dtype), "[T, N, D], rows strided"},
-              {"cos", "f32", "[P, R/2]"}, {"sin", "f32", "[P, R/2]"}};
+  c.inputs = {{"positions", "i32", "[T]"},
+              {"x", Name(p.dtype), "[T, N, D], rows strided"},
+              {"cos", "f32", "[P, R/2]"},
+              {"sin", "f32", "[P, R/2]"}};
   c.outputs = {{"y", Name(p.dtype), "[T, N, D], rows strided"}};
-  c.rounding_points = {"cos, sin: f64 to f32, once", fmt::format("y: f32 to {}, once", DTypeName(p.dtype))};
+  c.rounding_points = {"cos, sin: f64 to f32, once",
+                       fmt::format("y: f32 to {}, once", DTypeName(p.dtype))};
   c.saved_for_backward = {"positions"};
   c.errors = {"a position outside the table names its row"};
   c.invariant_over = RowInvariance();
@@ -92,9 +103,10 @@ const OpInfo& Info() {
   static const auto* info = [] {
     auto* op = new OpInfo(RowOpInfo("rope"));
     for (DType dtype : op->dtypes) {
-      for (const char* variant : {"half", "half-llama3", "half-yarn", "half-linear", "half-partial", "interleaved",
-                                  "interleaved-partial"}) {
-        op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .variant = variant, .dims = {{"head_dim", 64}}});
+      for (const char* variant : {"half", "half-llama3", "half-yarn", "half-linear", "half-partial",
+                                  "interleaved", "interleaved-partial"}) {
+        op->keys.push_back(
+            {.dtype = dtype, .out_dtype = dtype, .variant = variant, .dims = {{"head_dim", 64}}});
       }
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
@@ -108,12 +120,14 @@ const OpInfo& Info() {
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
       Table table;
-      TARE_ASSIGN_OR_RETURN(const Args a, ArgsOf(ctx, key, call.rows, call.in[0], call.in[1], call.out[0], table));
+      TARE_ASSIGN_OR_RETURN(
+          const Args a, ArgsOf(ctx, key, call.rows, call.in[0], call.in[1], call.out[0], table));
       return Forward(ctx, ParamsOf(key), a);
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) -> Status {
       Table table;
-      TARE_ASSIGN_OR_RETURN(const Args a, ArgsOf(ctx, key, call.rows, call.in[0], call.dout[0], call.din[1], table));
+      TARE_ASSIGN_OR_RETURN(
+          const Args a, ArgsOf(ctx, key, call.rows, call.in[0], call.dout[0], call.din[1], table));
       return Backward(ctx, ParamsOf(key), a);
     };
     op->width_dim = "head_dim";

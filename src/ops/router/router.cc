@@ -35,7 +35,8 @@ bool WidenT(const T* x, int64_t experts, int64_t padded, float* z) {
 }
 bool Widen(const Params& p, const void* logits, int64_t row, int64_t padded, float* z) {
   return WithRowDType(p.logits_dtype, [&](auto tag) {
-    return WidenT(static_cast<const decltype(tag)*>(logits) + row * p.experts, p.experts, padded, z);
+    return WidenT(static_cast<const decltype(tag)*>(logits) + row * p.experts, p.experts, padded,
+                  z);
   });
 }
 
@@ -56,7 +57,8 @@ void Softmax(float* z, int64_t padded) {
   for (int64_t i = 0; i < padded; i += lanes) hn::StoreU(hn::Div(hn::LoadU(d, z + i), s), d, z + i);
 }
 
-// dlogits of one row from its saved probabilities and the gradient of each p (zero outside the choice).
+// dlogits of one row from its saved probabilities and the gradient of each p (zero outside the
+// choice).
 template <typename G>
 void BackwardT(const float* p, const float* dp, int64_t experts, G* out) {
   const DF d;
@@ -96,7 +98,8 @@ Status Check(const Params& p, int64_t rows) {
   if (p.top_k < 1 || p.top_k > p.experts) {
     return InvalidArgument("router: top_k is {}; 1 to {} experts", p.top_k, p.experts);
   }
-  if (!std::isfinite(p.scale)) return InvalidArgument("router: scale is {}; a finite number", p.scale);
+  if (!std::isfinite(p.scale))
+    return InvalidArgument("router: scale is {}; a finite number", p.scale);
   TARE_RETURN_IF_ERROR(CheckRowDType("router", "logits_dtype", p.logits_dtype));
   TARE_RETURN_IF_ERROR(CheckRowDType("router", "grad_dtype", p.grad_dtype));
   return CheckRows("router", rows);
@@ -127,7 +130,8 @@ void BackwardOne(const Params& p, const BackwardArgs& a, int64_t t, const int32_
     // w = scale * q / sum: dq = scale * (dw - sum of dw * w') / sum, w' = q / sum
     float dot = 0.0f;
     for (int64_t s = 0; s < p.top_k; ++s) dot = __builtin_fmaf(dw[s], probs[ids[s]] / sum, dot);
-    for (int64_t s = 0; s < p.top_k; ++s) dp[static_cast<size_t>(ids[s])] = ((dw[s] - dot) / sum) * p.scale;
+    for (int64_t s = 0; s < p.top_k; ++s)
+      dp[static_cast<size_t>(ids[s])] = ((dw[s] - dot) / sum) * p.scale;
   } else {
     for (int64_t s = 0; s < p.top_k; ++s) dp[static_cast<size_t>(ids[s])] = dw[s] * p.scale;
   }
@@ -209,33 +213,36 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
   for (int64_t i = 0; i < args.rows * params.top_k; ++i) {
     const int32_t id = args.ids[i];
     if (id >= params.experts || (id < 0 && !padding(i / params.top_k)) || id < -1) {
-      return InvalidArgument("router: row {} slot {} names expert {}; [0, {}), or -1 in all slots", i / params.top_k,
-                             i % params.top_k, id, params.experts);
+      return InvalidArgument("router: row {} slot {} names expert {}; [0, {}), or -1 in all slots",
+                             i / params.top_k, i % params.top_k, id, params.experts);
     }
   }
   const bool recompute = fault::Active(kRecompute, ctx.side) && args.logits != nullptr;
   const int64_t width = params.experts * SizeOf(params.grad_dtype);
-  ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, params.experts * 4, ctx.pool->threads()),
-                           [&](int64_t begin, int64_t end) {
-    std::vector<int32_t> again(static_cast<size_t>(params.top_k));
-    const int64_t padded = RoundUp(params.experts, 32);
-    for (int64_t t = begin; t < end; ++t) {
-      const int32_t* ids = args.ids + t * params.top_k;
-      if (padding(t)) {
-        std::memset(static_cast<char*>(args.dlogits) + t * width, 0, static_cast<size_t>(width));
-        continue;
-      }
-      if (recompute) {
-        std::vector<float> z(static_cast<size_t>(padded));
-        HWY_DYNAMIC_DISPATCH(Widen)(params, args.logits, t, padded, z.data());
-        // What a forward with other rounding sees: logits a little coarser than bf16.
-        for (float& v : z) v = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, v) & 0xfffc0000u);
-        Choose(z.data(), params.experts, params.top_k, false, again.data());
-        ids = again.data();
-      }
-      BackwardOne(params, args, t, ids);
-    }
-  });
+  ctx.pool->ParallelRanges(
+      args.rows, RowGrain(args.rows, params.experts * 4, ctx.pool->threads()),
+      [&](int64_t begin, int64_t end) {
+        std::vector<int32_t> again(static_cast<size_t>(params.top_k));
+        const int64_t padded = RoundUp(params.experts, 32);
+        for (int64_t t = begin; t < end; ++t) {
+          const int32_t* ids = args.ids + t * params.top_k;
+          if (padding(t)) {
+            std::memset(static_cast<char*>(args.dlogits) + t * width, 0,
+                        static_cast<size_t>(width));
+            continue;
+          }
+          if (recompute) {
+            std::vector<float> z(static_cast<size_t>(padded));
+            HWY_DYNAMIC_DISPATCH(Widen)(params, args.logits, t, padded, z.data());
+            // What a forward with other rounding sees: logits a little coarser than bf16.
+            for (float& v : z)
+              v = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, v) & 0xfffc0000u);
+            Choose(z.data(), params.experts, params.top_k, false, again.data());
+            ids = again.data();
+          }
+          BackwardOne(params, args, t, ids);
+        }
+      });
   return Ok();
 }
 
@@ -244,8 +251,10 @@ Status CheckDecision(int64_t rows, int64_t top_k, const int32_t* saved, const in
     const int32_t* a = saved + t * top_k;
     const int32_t* b = recomputed + t * top_k;
     if (std::equal(a, a + top_k, b)) continue;
-    return Error(Code::kPrecondition, "router: recomputed decision differs from saved: row {} saved [{}], recomputed [{}]",
-                 t, fmt::join(a, a + top_k, ", "), fmt::join(b, b + top_k, ", "));
+    return Error(
+        Code::kPrecondition,
+        "router: recomputed decision differs from saved: row {} saved [{}], recomputed [{}]", t,
+        fmt::join(a, a + top_k, ", "), fmt::join(b, b + top_k, ", "));
   }
   return Ok();
 }

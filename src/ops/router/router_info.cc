@@ -21,25 +21,36 @@ Params ParamsOf(const OpKey& key) {
 Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "router";
-  c.variant = fmt::format("{}{}", p.renormalise ? "renormalised" : "raw", p.scale == 1.0f ? "" : "-scaled");
-  c.formula = {"ids = the k largest logits: value descending, index ascending, distinct; +0 and -0 tie",
-               "m = max; e = exp2((z - m) * log2e); s = lanes(32) of e; p = e / s",
-               p.renormalise ? "w = p[id] / (sum over the slots in order of p[id])" : "w = p[id]"};
+  c.variant =
+      fmt::format("{}{}", p.renormalise ? "renormalised" : "raw", p.scale == 1.0f ? "" : "-scaled");
+  c.formula = {
+      "ids = the k largest logits: value descending, index ascending, distinct; +0 and -0 tie",
+      "m = max; e = exp2((z - m) * log2e); s = lanes(32) of e; p = e / s",
+      p.renormalise ? "w = p[id] / (sum over the slots in order of p[id])" : "w = p[id]"};
   if (p.scale != 1.0f) c.formula.push_back("w = w * scale");
-  c.backward = {p.renormalise ? "S = sum of p[id] in slot order; d = chain over slots of fma(dw, p[id] / S, .); dp[id] = ((dw - d) / S) * scale"
+  c.backward = {p.renormalise ? "S = sum of p[id] in slot order; d = chain over slots of fma(dw, "
+                                "p[id] / S, .); dp[id] = ((dw - d) / S) * scale"
                               : "dp[id] = dw * scale",
-                fmt::format("dz = {}(p * (dp - lanes(32) of fma(dp, p, .))); +0 in a padded row", DTypeName(p.grad_dtype))};
+                fmt::format("dz = {}(p * (dp - lanes(32) of fma(dp, p, .))); +0 in a padded row",
+                            DTypeName(p.grad_dtype))};
   c.lanes = 32;
-  c.constants = {{"experts", std::to_string(p.experts)}, {"top_k", std::to_string(p.top_k)}, {"scale", HexWord(p.scale)}};
+  c.constants = {{"experts", std::to_string(p.experts)},
+                 {"top_k", std::to_string(p.top_k)},
+                 {"scale", HexWord(p.scale)}};
   c.inputs = {{"logits", Name(p.logits_dtype), "[T, E]"}, {"valid", "u8", "[T]"}};
-  c.outputs = {{"ids", "i32", "[T, k], -1 in a padded row"}, {"weights", "f32", "[T, k]"}, {"probs", "f32", "[T, E]"}};
-  c.rounding_points = {"none in forward", fmt::format("dlogits: f32 to {}, once", DTypeName(p.grad_dtype))};
+  c.outputs = {{"ids", "i32", "[T, k], -1 in a padded row"},
+               {"weights", "f32", "[T, k]"},
+               {"probs", "f32", "[T, E]"}};
+  c.rounding_points = {"none in forward",
+                       fmt::format("dlogits: f32 to {}, once", DTypeName(p.grad_dtype))};
   c.saved_for_backward = {"ids", "probs"};
-  c.errors = {"a NaN logit names row and expert", "a recomputed decision that differs from the saved one"};
+  c.errors = {"a NaN logit names row and expert",
+              "a recomputed decision that differs from the saved one"};
   c.invariant_over = RowInvariance();
   c.forward_tolerance = {-20, -100, "f32: a sum of E positive terms and two divisions"};
-  c.gradient_tolerance = p.grad_dtype == DType::kF32 ? Tolerance{-18, -24, "f32: a cancelling difference of dp"}
-                                                     : Tolerance{-8, -24, "bf16: one rounding"};
+  c.gradient_tolerance = p.grad_dtype == DType::kF32
+                             ? Tolerance{-18, -24, "f32: a cancelling difference of dp"}
+                             : Tolerance{-8, -24, "bf16: one rounding"};
   return c;
 }
 
@@ -48,7 +59,10 @@ const OpInfo& Info() {
     auto* op = new OpInfo(RowOpInfo("router"));
     for (DType dtype : op->dtypes) {
       for (const char* variant : {"", "raw", "scaled", "raw-scaled"}) {
-        op->keys.push_back({.dtype = dtype, .out_dtype = dtype, .variant = variant, .dims = {{"experts", 40}, {"top_k", 4}}});
+        op->keys.push_back({.dtype = dtype,
+                            .out_dtype = dtype,
+                            .variant = variant,
+                            .dims = {{"experts", 40}, {"top_k", 4}}});
       }
     }
     op->select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); };
@@ -58,7 +72,8 @@ const OpInfo& Info() {
       s.inputs = {RowOperand("logits", p.logits_dtype, {rows, p.experts}, true)};
       s.inputs[0].scale = 2.0f;
       s.inputs[0].fill = Fill::kRanked;
-      s.outputs = {RowOperand("ids", DType::kI32, {rows, p.top_k}), RowOperand("weights", DType::kF32, {rows, p.top_k}, true),
+      s.outputs = {RowOperand("ids", DType::kI32, {rows, p.top_k}),
+                   RowOperand("weights", DType::kF32, {rows, p.top_k}, true),
                    SavedOperand("probs", DType::kF32, {rows, p.experts})};
       return s;
     };

@@ -76,17 +76,19 @@ uint32_t KeyOf(float v) {
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The prefix of the order (value descending, id ascending) over ids with in[i] != 0 at which a running
-// total first reaches `goal`: all ids with a key above `key`, and the first `ties` ids with that key.
+// The prefix of the order (value descending, id ascending) over ids with in[i] != 0 at which a
+// running total first reaches `goal`: all ids with a key above `key`, and the first `ties` ids with
+// that key.
 struct Prefix {
   uint32_t key = 0;
   int64_t ties = 0;
 };
 
 // Radix select over the key, most significant digit first. Counts and masses are integers, so the
-// order of the passes over the ids is free. `mass` null counts ids. REQUIRES: goal at most the total.
-Prefix Select(const std::vector<float>& z, const std::vector<uint8_t>& in, const std::vector<uint64_t>* mass,
-              unsigned __int128 goal) {
+// order of the passes over the ids is free. `mass` null counts ids. REQUIRES: goal at most the
+// total.
+Prefix Select(const std::vector<float>& z, const std::vector<uint8_t>& in,
+              const std::vector<uint64_t>* mass, unsigned __int128 goal) {
   constexpr int kDigit = 8;
   uint32_t prefix = 0, mask = 0;
   unsigned __int128 above = 0;  // total of all keys above the current bucket
@@ -114,7 +116,8 @@ Prefix Select(const std::vector<float>& z, const std::vector<uint8_t>& in, const
   return p;
 }
 
-void KeepPrefix(const std::vector<float>& z, const Prefix& p, bool ties_high, std::vector<uint8_t>& in) {
+void KeepPrefix(const std::vector<float>& z, const Prefix& p, bool ties_high,
+                std::vector<uint8_t>& in) {
   int64_t left = p.ties;
   for (size_t k = 0; k < z.size(); ++k) {
     const size_t i = ties_high ? z.size() - 1 - k : k;
@@ -166,9 +169,11 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
   const bool greedy = asked == 0.0f;
   std::vector<float> z(vocab);
   float maximum = 0;
-  const bool clean = HWY_DYNAMIC_DISPATCH(Scale)(p, RowOf(p, a.logits, a.stride, b), greedy ? 1.0f : asked, z.data(), &maximum);
+  const bool clean = HWY_DYNAMIC_DISPATCH(Scale)(p, RowOf(p, a.logits, a.stride, b),
+                                                 greedy ? 1.0f : asked, z.data(), &maximum);
   if (!clean) return fmt::format("sampling: row {} has a NaN logit", b);
-  if (!std::isfinite(maximum)) return fmt::format("sampling: the largest logit of row {} is {}; finite", b, maximum);
+  if (!std::isfinite(maximum))
+    return fmt::format("sampling: the largest logit of row {} is {}; finite", b, maximum);
   const bool ties_high = fault::Active(kTiesHigh, ctx.side);
   std::vector<uint8_t> in(vocab, 1);
   int64_t kept = p.vocab;
@@ -198,7 +203,8 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
     }
     const float min_p = a.min_p == nullptr ? 0.0f : a.min_p[b];
     if (min_p > 0.0f) {
-      const unsigned __int128 least = ShareOf(Fixed(min_p), uint64_t{1} << 40);  // w_max: exp2(0) = 1
+      const unsigned __int128 least =
+          ShareOf(Fixed(min_p), uint64_t{1} << 40);  // w_max: exp2(0) = 1
       for (size_t i = 0; i < vocab; ++i) in[i] = in[i] != 0 && w[i] >= least ? 1 : 0;
     }
     uint64_t mass = 0;
@@ -211,8 +217,9 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
     uint64_t seed = a.seed[b];
     if (fault::Active(kSeedByRow, ctx.side)) seed += static_cast<uint64_t>(b);
     const uint32_t sample = a.sample == nullptr ? 0 : static_cast<uint32_t>(a.sample[b]);
-    const uint64_t r =
-        numerics::RandomAt(seed, static_cast<uint32_t>(a.position[b]), numerics::RandomPurpose::kToken, sample).Low64();
+    const uint64_t r = numerics::RandomAt(seed, static_cast<uint32_t>(a.position[b]),
+                                          numerics::RandomPurpose::kToken, sample)
+                           .Low64();
     const uint64_t t = numerics::MulHi64(r, mass);  // below mass, which is at least 2^40
     uint64_t sum = 0;
     for (int64_t i = 0; i < p.vocab && token < 0; ++i) {
@@ -227,7 +234,8 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
     const int64_t bytes = (p.vocab + 7) / 8;
     uint8_t* bits = a.candidates + b * bytes;
     std::memset(bits, 0, static_cast<size_t>(bytes));
-    for (size_t i = 0; i < vocab; ++i) bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (in[i] << (i % 8)));
+    for (size_t i = 0; i < vocab; ++i)
+      bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (in[i] << (i % 8)));
   }
   if (a.logprob != nullptr) a.logprob[b] = LogSoftmaxAt(z, token);
   if (a.processed_logprob != nullptr) {
@@ -261,8 +269,10 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "position", args.position, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "token", args.token, args.rows));
   for (int64_t b = 0; b < args.rows; ++b) {
-    if (args.temperature != nullptr && !(args.temperature[b] >= 0.0f && std::isfinite(args.temperature[b]))) {
-      return InvalidArgument("sampling: row {} has temperature {}; finite, at least 0", b, args.temperature[b]);
+    if (args.temperature != nullptr &&
+        !(args.temperature[b] >= 0.0f && std::isfinite(args.temperature[b]))) {
+      return InvalidArgument("sampling: row {} has temperature {}; finite, at least 0", b,
+                             args.temperature[b]);
     }
     if (args.top_k != nullptr && args.top_k[b] < 0) {
       return InvalidArgument("sampling: row {} has top_k {}; 0 (off) or more", b, args.top_k[b]);
@@ -273,7 +283,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
     if (args.min_p != nullptr && !(args.min_p[b] >= 0.0f && args.min_p[b] <= 1.0f)) {
       return InvalidArgument("sampling: row {} has min_p {}; 0 to 1", b, args.min_p[b]);
     }
-    if (args.position[b] < 0) return InvalidArgument("sampling: row {} is at position {}", b, args.position[b]);
+    if (args.position[b] < 0)
+      return InvalidArgument("sampling: row {} is at position {}", b, args.position[b]);
     if (args.sample != nullptr && args.sample[b] < 0) {
       return InvalidArgument("sampling: row {} has sample index {}", b, args.sample[b]);
     }
@@ -283,24 +294,29 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
 
 Status Replay(const Ctx& ctx, const Params& params, const ReplayArgs& args) {
   TARE_RETURN_IF_ERROR(Check(ctx, params, args.rows));
-  TARE_ASSIGN_OR_RETURN(const int64_t stride, StrideOf("sampling", "stride", args.stride, params.vocab));
+  TARE_ASSIGN_OR_RETURN(const int64_t stride,
+                        StrideOf("sampling", "stride", args.stride, params.vocab));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "logits", args.logits, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "candidates", args.candidates, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "targets", args.targets, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "logprob", args.logprob, args.rows));
   for (int64_t b = 0; b < args.rows; ++b) {
     if (args.targets[b] < 0 || args.targets[b] >= params.vocab) {
-      return InvalidArgument("sampling: row {} has target {}; [0, {})", b, args.targets[b], params.vocab);
+      return InvalidArgument("sampling: row {} has target {}; [0, {})", b, args.targets[b],
+                             params.vocab);
     }
-    if (args.temperature != nullptr && !(args.temperature[b] > 0.0f && std::isfinite(args.temperature[b]))) {
-      return InvalidArgument("sampling: row {} has temperature {}; finite and above 0", b, args.temperature[b]);
+    if (args.temperature != nullptr &&
+        !(args.temperature[b] > 0.0f && std::isfinite(args.temperature[b]))) {
+      return InvalidArgument("sampling: row {} has temperature {}; finite and above 0", b,
+                             args.temperature[b]);
     }
   }
   return ForRows(ctx, args.rows, [&](int64_t b) -> std::string {
     const float temperature = args.temperature == nullptr ? 1.0f : args.temperature[b];
     std::vector<float> z(static_cast<size_t>(params.vocab));
     float maximum = 0;
-    if (!HWY_DYNAMIC_DISPATCH(Scale)(params, RowOf(params, args.logits, stride, b), temperature, z.data(), &maximum)) {
+    if (!HWY_DYNAMIC_DISPATCH(Scale)(params, RowOf(params, args.logits, stride, b), temperature,
+                                     z.data(), &maximum)) {
       return fmt::format("sampling: row {} has a NaN logit", b);
     }
     const uint8_t* bits = args.candidates + b * ((params.vocab + 7) / 8);

@@ -14,23 +14,36 @@ Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "sampling";
   c.variant = fmt::format("{}-logits", DTypeName(p.logits_dtype));
-  c.formula = {"z = f32(logit) / T; T = 0 is greedy: the argmax, lowest id, kept alone, logprob at T = 1",
-               "w = u64(exp2((z - max) * log2e) * 2^40), truncated",
-               "top-k: the k first in the order value descending, id ascending; +0 and -0 tie",
-               "top-p over what top-k kept, mass S: the smallest non-empty prefix in that order with sum w >= ceil(floor(p * 2^32) * S / 2^32)",
-               "min-p over what is left: w >= ceil(floor(min_p * 2^32) * 2^40 / 2^32)",
-               "r = the first 64 bits of Philox4x32-10(key = seed, counter = (position, token purpose, sample, 0)); t = mulhi(r, S_kept)",
-               "token = the lowest kept id whose running sum of w in id order exceeds t",
-               "logprob = log-softmax of the logprob contract over all ids; processed_logprob over the kept set, other ids -inf"};
+  c.formula = {
+      "z = f32(logit) / T; T = 0 is greedy: the argmax, lowest id, kept alone, logprob at T = 1",
+      "w = u64(exp2((z - max) * log2e) * 2^40), truncated",
+      "top-k: the k first in the order value descending, id ascending; +0 and -0 tie",
+      "top-p over what top-k kept, mass S: the smallest non-empty prefix in that order with sum w "
+      ">= ceil(floor(p * 2^32) * S / 2^32)",
+      "min-p over what is left: w >= ceil(floor(min_p * 2^32) * 2^40 / 2^32)",
+      "r = the first 64 bits of Philox4x32-10(key = seed, counter = (position, token purpose, "
+      "sample, 0)); t = mulhi(r, S_kept)",
+      "token = the lowest kept id whose running sum of w in id order exceeds t",
+      "logprob = log-softmax of the logprob contract over all ids; processed_logprob over the kept "
+      "set, other ids -inf"};
   c.leaves = 8;
   c.block = 128;
-  c.inputs = {{"logits", Name(p.logits_dtype), "[B, V], rows strided"}, {"temperature", "f32", "[B]"}, {"top_k", "i32", "[B]"},
-              {"top_p", "f32", "[B]"}, {"min_p", "f32", "[B]"}, {"seed", "u64", "[B]"}, {"position", "i32", "[B]"},
+  c.inputs = {{"logits", Name(p.logits_dtype), "[B, V], rows strided"},
+              {"temperature", "f32", "[B]"},
+              {"top_k", "i32", "[B]"},
+              {"top_p", "f32", "[B]"},
+              {"min_p", "f32", "[B]"},
+              {"seed", "u64", "[B]"},
+              {"position", "i32", "[B]"},
               {"sample", "i32", "[B]"}};
-  c.outputs = {{"token", "i32", "[B]"}, {"logprob", "f32", "[B]"}, {"processed_logprob", "f32", "[B]"}, {"kept", "i32", "[B]"},
+  c.outputs = {{"token", "i32", "[B]"},
+               {"logprob", "f32", "[B]"},
+               {"processed_logprob", "f32", "[B]"},
+               {"kept", "i32", "[B]"},
                {"candidates", "u8", "[B, ceil(V/8)], bit id % 8 of byte id / 8"}};
   c.rounding_points = {"mass: f32 to integer, toward zero"};
-  c.errors = {"a NaN logit, a row without a finite maximum, a parameter out of range: each names its row"};
+  c.errors = {
+      "a NaN logit, a row without a finite maximum, a parameter out of range: each names its row"};
   c.invariant_over = RowInvariance();
   c.forward_tolerance = {-20, -100, "integers are exact; logprobs as in logprob"};
   return c;
@@ -46,16 +59,22 @@ const OpInfo& Info() {
     op->signature = [](const OpKey& key, int64_t rows) {
       const Params p = ParamsOf(key);
       Signature s;
-      s.inputs = {RowOperand("logits", p.logits_dtype, {rows, p.vocab}), RowOperand("temperature", DType::kF32, {rows}),
-                  IndexOperand("top_k", {rows}, 60),                     RowOperand("top_p", DType::kF32, {rows}),
-                  RowOperand("min_p", DType::kF32, {rows}),              IndexOperand("seed", {rows}, 1 << 30),
-                  IndexOperand("position", {rows}, 4096),                IndexOperand("sample", {rows}, 16)};
+      s.inputs = {RowOperand("logits", p.logits_dtype, {rows, p.vocab}),
+                  RowOperand("temperature", DType::kF32, {rows}),
+                  IndexOperand("top_k", {rows}, 60),
+                  RowOperand("top_p", DType::kF32, {rows}),
+                  RowOperand("min_p", DType::kF32, {rows}),
+                  IndexOperand("seed", {rows}, 1 << 30),
+                  IndexOperand("position", {rows}, 4096),
+                  IndexOperand("sample", {rows}, 16)};
       s.inputs[0].scale = 2.0f;
       s.inputs[1].fill = Fill::kPositive;
       s.inputs[3].fill = Fill::kUnit;
       s.inputs[4].fill = Fill::kUnit;
-      s.outputs = {RowOperand("token", DType::kI32, {rows}), RowOperand("logprob", DType::kF32, {rows}),
-                   RowOperand("processed_logprob", DType::kF32, {rows}), RowOperand("kept", DType::kI32, {rows}),
+      s.outputs = {RowOperand("token", DType::kI32, {rows}),
+                   RowOperand("logprob", DType::kF32, {rows}),
+                   RowOperand("processed_logprob", DType::kF32, {rows}),
+                   RowOperand("kept", DType::kI32, {rows}),
                    RowOperand("candidates", DType::kU8, {rows, (p.vocab + 7) / 8})};
       return s;
     };
