@@ -95,7 +95,10 @@ TEST_F(ServingTest, VictimBitsDependOnNothingElse) {
     bool twice;
   };
   const std::vector<Variant> variants = {
-      {"neighbours", nullptr, 15, false},
+      // A step smaller than the prompts together: whenever they arrive, some decode while others
+      // are still being prefilled.
+      {"neighbours", [](ServingConfig* c) { c->engine.scheduler.max_num_batched_tokens = 64; }, 15,
+       false},
       {"chunks of 1", [](ServingConfig* c) { c->engine.scheduler.max_num_batched_tokens = 1; }, 0,
        false},
       {"chunks of block - 1",
