@@ -36,7 +36,7 @@ Result<std::vector<Finding>> CheckArchive(Env* env, const std::string& dir) {
   TARE_ASSIGN_OR_RETURN(const TaskView view, ReadTask(env, dir));
   const State& state = view.state;
   std::vector<Finding> out;
-  for (const Problem& p : state.problems) {
+  for (const LogProblem& p : state.problems) {
     // The state refuses an artifact after its run's end, or outside of its folder; here is its
     // name.
     if (p.message.find("after its run ended") != std::string::npos) {

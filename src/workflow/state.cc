@@ -500,7 +500,7 @@ Json State::ToJson() const {
     out["gates"][name] = {g.seq, VerdictName(g.verdict), g.reason, g.detail};
   }
   for (const auto& [key, text] : questions) out["questions"][key] = text;
-  for (const Problem& p : problems) out["problems"].push_back({p.seq, p.message});
+  for (const LogProblem& p : problems) out["problems"].push_back({p.seq, p.message});
   return out;
 }
 

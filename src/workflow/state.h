@@ -118,7 +118,7 @@ struct RefusalRecord {
   std::string what, reason, detail;
 };
 
-struct Problem {
+struct LogProblem {
   uint64_t seq = 0;
   std::string message;
 };
@@ -160,7 +160,7 @@ class State {
   std::vector<RefusalRecord> refusals;
   std::map<std::string, GateRecord> gates;
   std::map<std::string, std::string> questions;  // open, by key
-  std::vector<Problem> problems;
+  std::vector<LogProblem> problems;
 
  private:
   Status TryApply(const Event& event);

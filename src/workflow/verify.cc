@@ -116,7 +116,7 @@ class Verifier {
     for (const auto& event : events_) {
       if (event) state_.Apply(*event);
     }
-    for (const Problem& p : state_.problems) {
+    for (const LogProblem& p : state_.problems) {
       Add(reason::kLogContradiction, fmt::format("event {}", p.seq), p.message);
     }
     if (state_.task_id.empty()) {
