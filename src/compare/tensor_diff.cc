@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <unordered_map>
 
 #include "base/json.h"
@@ -69,6 +70,27 @@ std::string TwiceIn(const TensorSource& source) {
   return twice == names.end() ? ""
                               : fmt::format("{} holds {} twice", source.name(), Printable(*twice));
 }
+
+// Finds entries by name. Two recordings mostly hold the same names in the same order, so the place
+// of the other side is asked first, and a table is built only when that fails.
+class NameIndex {
+ public:
+  explicit NameIndex(const TensorSource& source) : entries_(source.entries()) {}
+  std::optional<size_t> Find(const std::string& name, size_t guess) const {
+    if (guess < entries_.size() && entries_[guess].name == name) return guess;
+    if (table_.empty()) {
+      table_.reserve(entries_.size());
+      for (size_t i = 0; i < entries_.size(); ++i) table_.emplace(entries_[i].name, i);
+    }
+    const auto at = table_.find(name);
+    if (at == table_.end()) return std::nullopt;
+    return at->second;
+  }
+
+ private:
+  const std::vector<TensorSource::Entry>& entries_;
+  mutable std::unordered_map<std::string_view, size_t> table_;
+};
 
 struct LoadedMask {
   std::shared_ptr<const std::vector<uint8_t>> bytes;
@@ -176,15 +198,14 @@ Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b,
     }
   }
 
-  std::unordered_map<std::string_view, size_t> in_b;
-  in_b.reserve(b.entries().size());
-  for (size_t i = 0; i < b.entries().size(); ++i) in_b.emplace(b.entries()[i].name, i);
+  const NameIndex in_b(b);
 
   LoadedMask mask;
   if (!options.mask.empty()) {
     const auto ea = std::find_if(a.entries().begin(), a.entries().end(),
                                  [&](const auto& e) { return e.name == options.mask; });
-    if (ea == a.entries().end() || in_b.count(options.mask) == 0) {
+    const std::optional<size_t> eb = in_b.Find(options.mask, 0);
+    if (ea == a.entries().end() || !eb) {
       Refuse(&report, reason::kMaskMissing,
              fmt::format("{} is not in {}", Printable(options.mask),
                          ea == a.entries().end() ? a.name() : b.name()));
@@ -192,7 +213,7 @@ Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b,
     }
     TARE_ASSIGN_OR_RETURN(const Tensor mask_a,
                           a.Load(static_cast<size_t>(ea - a.entries().begin())));
-    TARE_ASSIGN_OR_RETURN(const Tensor mask_b, b.Load(in_b.at(options.mask)));
+    TARE_ASSIGN_OR_RETURN(const Tensor mask_b, b.Load(*eb));
     Result<std::vector<uint8_t>> bytes = MaskBytes(mask_a, options.mask);
     const Status on_b = MaskBytes(mask_b, options.mask).status();
     if (!bytes.ok() || !on_b.ok()) {
@@ -207,12 +228,13 @@ Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b,
   std::deque<UnitCounts> results;
   Runner runner(options.pool, options.tiers, options.digests, &results);
   std::vector<bool> seen_b(b.entries().size(), false);
+  report.units.reserve(std::max(a.entries().size(), b.entries().size()));
   bool mask_used = options.mask.empty();
   for (size_t i = 0; i < a.entries().size(); ++i) {
     const TensorSource::Entry& ea = a.entries()[i];
-    const auto found = in_b.find(ea.name);
+    const std::optional<size_t> found = in_b.Find(ea.name, i);
     const bool is_mask = !options.mask.empty() && ea.name == options.mask;
-    if (found != in_b.end()) seen_b[found->second] = true;
+    if (found) seen_b[*found] = true;
     if (!InScope(ea.name, options) && !is_mask) {
       report.scope.excluded.push_back(ea.name);
       continue;
@@ -222,16 +244,16 @@ Result<Report> DiffTensors(const TensorSource& a, const TensorSource& b,
     unit.role = is_mask ? TapRole::kMask : TapRole::kValue;
     unit.dtype_a = ea.dtype;
     unit.shape_a = ea.shape;
-    unit.on_b = found != in_b.end();
+    unit.on_b = found.has_value();
     unit.elements = ElementCount(ea.shape).value();
     if (unit.on_b) {
-      const TensorSource::Entry& eb = b.entries()[found->second];
+      const TensorSource::Entry& eb = b.entries()[*found];
       unit.dtype_b = eb.dtype;
       unit.shape_b = eb.shape;
       const bool same_shape = ea.shape == eb.shape;
       if (same_shape && (ea.dtype == eb.dtype || options.upcast || options.round)) {
         TARE_ASSIGN_OR_RETURN(Tensor ta, a.Load(i));
-        TARE_ASSIGN_OR_RETURN(Tensor tb, b.Load(found->second));
+        TARE_ASSIGN_OR_RETURN(Tensor tb, b.Load(*found));
         if (ea.dtype == eb.dtype) {
           Pair pair;
           pair.unit = static_cast<int64_t>(report.units.size());

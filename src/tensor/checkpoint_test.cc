@@ -246,6 +246,27 @@ TEST_F(Broken, Config) {
   EXPECT_THAT(Error(), HasSubstr("generation_config.json: eos_token_id"));
 }
 
+// config.json, generation_config.json and the index cut at every byte: an error, except where only
+// the closing newline is gone.
+TEST_F(Broken, EveryCutOfTheJsonFilesIsAnError) {
+  Write("generation_config.json", "{\"eos_token_id\": [1, 2],\n \"temperature\": 0.5}\n");
+  ASSERT_EQ(Error(), "ok");
+  for (const char* name :
+       {"config.json", "generation_config.json", "model.safetensors.index.json"}) {
+    const std::string whole = env_.ReadFile(std::string("/m/") + name).value();
+    const size_t end = whole.rfind('}') + 1;
+    ASSERT_GT(end, 40u);
+    for (size_t n = 0; n < end; ++n) {
+      if (n == 0 && std::string(name) == "generation_config.json")
+        continue;  // as if it were absent
+      Write(name, whole.substr(0, n));
+      ASSERT_THAT(Error(), HasSubstr("data-loss")) << name << " cut at " << n;
+    }
+    Write(name, whole);
+  }
+  EXPECT_EQ(Error(), "ok");
+}
+
 // Row order by architecture: llama's q and k, weights and biases, are interleaved; qwen2's are not.
 TEST(Checkpoint, RestoresRopeOrderWhereItWasChanged) {
   for (const bool llama : {true, false}) {

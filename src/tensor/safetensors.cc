@@ -212,39 +212,39 @@ Status CheckLayout(std::vector<SafetensorsEntry>* entries, uint64_t data_offset,
   uint64_t at = 0;
   const std::string* before = nullptr;
   for (const SafetensorsEntry& e : *entries) {
-    const std::string name = Printable(e.name);
     if (e.begin > e.end) {
-      return DataLoss("tensor \"{}\" begins at {} and ends before it, at {}", name, e.begin, e.end);
+      return DataLoss("tensor \"{}\" begins at {} and ends before it, at {}", Printable(e.name),
+                      e.begin, e.end);
     }
     if (e.end > data_bytes) {
-      return DataLoss("tensor \"{}\" ends at {}, past the {} bytes of data in the file", name,
-                      e.end, data_bytes);
+      return DataLoss("tensor \"{}\" ends at {}, past the {} bytes of data in the file",
+                      Printable(e.name), e.end, data_bytes);
     }
     const auto elements = ElementCount(e.shape);
     int64_t size = 0;
     if (!elements.ok() || __builtin_mul_overflow(*elements, SizeOf(e.dtype), &size)) {
-      return DataLoss("tensor \"{}\": shape {} of {} is larger than 2^63 bytes", name,
+      return DataLoss("tensor \"{}\": shape {} of {} is larger than 2^63 bytes", Printable(e.name),
                       ShapeToString(e.shape), DTypeName(e.dtype));
     }
     if (static_cast<uint64_t>(size) != e.end - e.begin) {
-      return DataLoss("tensor \"{}\": {} {} takes {} bytes, data_offsets [{}, {}] hold {}", name,
-                      DTypeName(e.dtype), ShapeToString(e.shape), size, e.begin, e.end,
-                      e.end - e.begin);
+      return DataLoss("tensor \"{}\": {} {} takes {} bytes, data_offsets [{}, {}] hold {}",
+                      Printable(e.name), DTypeName(e.dtype), ShapeToString(e.shape), size, e.begin,
+                      e.end, e.end - e.begin);
     }
     if (e.begin < at) {
-      return DataLoss("tensor \"{}\" begins at {} and overlaps \"{}\", which ends at {}", name,
-                      e.begin, Printable(*before), at);
+      return DataLoss("tensor \"{}\" begins at {} and overlaps \"{}\", which ends at {}",
+                      Printable(e.name), e.begin, Printable(*before), at);
     }
     if (e.begin > at) {
       return DataLoss("gap: no tensor holds the bytes [{}, {}) before tensor \"{}\"", at, e.begin,
-                      name);
+                      Printable(e.name));
     }
     if ((data_offset + e.begin) % static_cast<uint64_t>(SizeOf(e.dtype)) != 0) {
       return DataLoss(
           "tensor \"{}\" lies at byte {} of the file, not aligned to the {} bytes of {}; a writer "
           "pads "
           "the header with spaces to a multiple of 8 and lays large elements first",
-          name, data_offset + e.begin, SizeOf(e.dtype), DTypeName(e.dtype));
+          Printable(e.name), data_offset + e.begin, SizeOf(e.dtype), DTypeName(e.dtype));
     }
     at = e.end;
     before = &e.name;
