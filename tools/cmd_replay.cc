@@ -1,23 +1,15 @@
-// `tare replay BUNDLE`: runs the commands recorded in a bundle and asks whether the recorded bits
-// come back on each side.
+// `tare replay BUNDLE`: runs the commands recorded in a bundle over the bundle's own tokens and
+// asks whether the recorded bits come back on each side.
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "base/reasons.h"
 #include "compare/bundle.h"
 #include "tools/command.h"
-
-extern char** environ;
+#include "tools/replay_run.h"
 
 namespace tare {
 namespace {
@@ -27,67 +19,28 @@ struct Options {
   bool json = false;
 };
 
-// Runs this program with `args`; its output goes to our stderr. The exit status, or an error.
-Result<int> RunSelf(const std::vector<std::string>& args) {
-  std::vector<std::string> all = {"tare"};
-  all.insert(all.end(), args.begin(), args.end());
-  std::vector<char*> argv;
-  for (std::string& a : all) argv.push_back(a.data());
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  pid_t pid = 0;
-  const int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return Errno("posix_spawn", "/proc/self/exe", error);
-  int status = 0;
-  while (::waitpid(pid, &status, 0) < 0) {
-    if (errno != EINTR) return Errno("waitpid", "tare", errno);
-  }
-  if (!WIFEXITED(status))
-    return Error(Code::kAborted, "the recorded command ended by signal {}", WTERMSIG(status));
-  return WEXITSTATUS(status);
-}
-
 Result<compare::ReplayResult> ReplaySide(const compare::Bundle& bundle, const std::string& side) {
-  std::vector<std::string> command = compare::ReplayCommand(bundle, side);
-  if (command.empty()) {
-    compare::ReplayResult none;
-    none.reason = reason::kMissingCapture;
+  compare::ReplayResult none;
+  none.reason = reason::kMissingCapture;
+  if (compare::ReplayCommand(bundle, side).empty()) {
     none.detail = "no command was recorded (identity.replay of the dump's manifest)";
     return none;
   }
-  std::string root = (std::filesystem::temp_directory_path() / "tare_replay_XXXXXX").string();
-  if (::mkdtemp(root.data()) == nullptr) return Errno("mkdtemp", root, errno);
-  const std::string dump = root + "/replay.dump";
-  for (std::string& arg : command) {
-    for (size_t at = arg.find("{dump}"); at != std::string::npos; at = arg.find("{dump}"))
-      arg.replace(at, 6, dump);
+  const Result<compare::ReplayBatch> batch = compare::ReplayInput(Env::Real(), bundle, side);
+  if (!batch.ok() && batch.status().code() == Code::kNotFound) {
+    none.detail = "no input was kept: the dump does not name the tokens from position 0";
+    return none;
   }
-  const auto run = [&]() -> Result<compare::ReplayResult> {
-    TARE_ASSIGN_OR_RETURN(const int status, RunSelf(command));
-    if (status >= kExitUsage)
-      return Error(Code::kAborted, "the recorded command of side {} ended with status {}", side,
-                   status);
-    TARE_ASSIGN_OR_RETURN(const Dump fresh, Dump::Open(Env::Real(), dump));
-    return compare::CheckReplay(bundle, side, fresh);
-  };
-  Result<compare::ReplayResult> result = run();
-  std::error_code ignored;
-  std::filesystem::remove_all(root, ignored);
-  return result;
+  TARE_RETURN_IF_ERROR(batch.status());
+  TARE_ASSIGN_OR_RETURN(const auto dir, ScratchDir::Create());
+  TARE_ASSIGN_OR_RETURN(const Dump fresh,
+                        RunRecorded(bundle, side, *batch, dir->path(), /*loud=*/true));
+  return compare::CheckReplay(bundle, side, fresh);
 }
 
 int Run(const Options& o) {
   const Result<compare::Bundle> bundle = compare::OpenBundle(Env::Real(), o.bundle);
-  if (!bundle.ok()) {
-    if (bundle.status().message().find("altered") == std::string::npos)
-      return ReportError(bundle.status());
-    fmt::print(stderr, "tare: {}\ntare: refused {}\n", bundle.status().ToString(),
-               reason::kBundleAltered);
-    return ExitCode(Verdict::kRefused);
-  }
+  if (!bundle.ok()) return ReportBundleError(bundle.status());
   Json out = {{"schema", "tare.replay/1"}, {"bundle", o.bundle}};
   Verdict verdict = Verdict::kPass;
   std::string_view why;

@@ -1,5 +1,8 @@
 // `tare score MODEL --tokens FILE`: token sequences in, logprob bits per token out.
 
+#include <fnmatch.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -16,6 +19,7 @@
 #include "tensor/checkpoint.h"
 #include "tensor/dump.h"
 #include "tensor/logprobs.h"
+#include "tensor/replay_command.h"
 #include "tensor/safetensors.h"
 #include "tensor/weight_hash.h"
 #include "tools/command.h"
@@ -26,6 +30,7 @@ namespace {
 struct Options {
   std::string model, tokens, logprobs, dump, profile = "ieee-f32", side = "none", fault,
                                              order = "given", version;
+  std::vector<std::string> dump_only;
   int threads = 0;
   int64_t batch_tokens = 2048, chunk = 0, page_size = 16, row_align = 1;
   float temperature = 1.0f;
@@ -240,7 +245,29 @@ Status Score(const Options& options) {
     d.manifest.identity = Json{{"command", "tare score"},
                                {"profile", options.profile},
                                {"faults", fault::Selected()},
-                               {"batch_invariance", options.native ? "off" : "on"}};
+                               {"batch_invariance", options.native ? "off" : "on"},
+                               {"replay", ReplayArguments({.model = options.model,
+                                                           .profile = options.profile,
+                                                           .side = options.side,
+                                                           .faults = fault::Selected(),
+                                                           .weight_version = how.weight_version,
+                                                           .batch_tokens = options.batch_tokens,
+                                                           .chunk = options.chunk,
+                                                           .page_size = options.page_size,
+                                                           .row_align = options.row_align,
+                                                           .temperature = options.temperature,
+                                                           .longest_first = how.longest_first,
+                                                           .entropy = options.entropy,
+                                                           .tape = options.tape,
+                                                           .native = options.native})}};
+    if (!options.dump_only.empty()) {
+      d.record = [&options](const TapPoint& point) {
+        return std::any_of(options.dump_only.begin(), options.dump_only.end(),
+                           [&](const std::string& pattern) {
+                             return ::fnmatch(pattern.c_str(), point.name.c_str(), 0) == 0;
+                           });
+      };
+    }
     TARE_ASSIGN_OR_RETURN(dump, DumpWriter::Create(Env::Real(), options.dump, d));
   }
   models::Scratch scratch;
@@ -329,6 +356,8 @@ TARE_COMMAND(score, [](CLI::App& root) {
   app->add_flag("--tape", o->tape, "record a tape, as training does");
   app->add_flag("--native", o->native, "the batch-dependent arm: bits may depend on the packing");
   app->add_option("--dump", o->dump, "write every operator's output into this new directory");
+  app->add_option("--dump-only", o->dump_only,
+                  "record only tensors whose names match this shell pattern (repeatable)");
   app->add_option("--weight-version", o->version,
                   "label of the weights in dumps and JSONL (default: their hash)");
   app->add_option("--side", o->side, "which side a planted fault sees: none, rollout, trainer")

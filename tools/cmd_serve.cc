@@ -15,6 +15,7 @@
 #include "base/fault.h"
 #include "engine/serving.h"
 #include "tensor/dump.h"
+#include "tensor/replay_command.h"
 #include "tools/command.h"
 
 namespace tare {
@@ -97,7 +98,23 @@ int Run(Options& o) {
     if (!weights.ok()) return ReportError(weights.status());
     const Result<Sha256Digest> digest = ParseSha256(*weights);
     if (!digest.ok()) return ReportError(digest.status());
-    options.manifest.weights.push_back({fmt::format("theta{}", c.engine.weight_version), *digest});
+    const std::string version = fmt::format("theta{}", c.engine.weight_version);
+    options.manifest.weights.push_back({version, *digest});
+    const bool native = bi->effective != ops::BatchInvariance::kOn;
+    // Token by token through a paged cache, as decode computes it.
+    options.manifest.identity =
+        Json{{"command", "tare serve"},
+             {"profile", o.profile},
+             {"faults", fault::Selected()},
+             {"batch_invariance", native ? "off" : "on"},
+             {"replay", ReplayArguments({.model = c.model_path,
+                                         .profile = o.profile,
+                                         .side = "rollout",
+                                         .faults = fault::Selected(),
+                                         .weight_version = version,
+                                         .chunk = 1,
+                                         .page_size = s.engine().config().scheduler.block_size,
+                                         .native = native})}};
     Result<std::unique_ptr<DumpWriter>> writer =
         DumpWriter::Create(Env::Real(), o.dump, std::move(options));
     if (!writer.ok()) return ReportError(writer.status());

@@ -37,6 +37,21 @@ Where FindRow(const Dump& dump, int64_t frame, const TokenHash& key, int64_t pos
   return {};
 }
 
+std::string InputName(const std::string& side) { return "input." + side + ".jsonl"; }
+
+// A file of the bundle that bundle.json names, with the digest that stands there.
+Result<std::string> ReadFile(Env* env, const Bundle& bundle, const std::string& name) {
+  const Json& files = bundle.description["files"];
+  const auto at = files.find(name);
+  if (at == files.end()) return Error(Code::kNotFound, "{} holds no {}", bundle.path, name);
+  TARE_ASSIGN_OR_RETURN(std::string bytes, env->ReadFile(bundle.path + "/" + name));
+  if (!at->is_string() || Hex(Sha256Of(bytes)) != *at) {
+    return DataLoss("{}/{} does not match its digest in bundle.json: the bundle was altered",
+                    bundle.path, name);
+  }
+  return bytes;
+}
+
 Json SideJson(const Dump& dump, int64_t frame) {
   Json weights = Json::array();
   for (const DumpWeights& w : dump.manifest().weights)
@@ -99,6 +114,16 @@ Status WriteBundle(Env* env, const std::string& path, const Dump& a, const Dump&
   TARE_RETURN_IF_ERROR(env->CreateDir(path));
   TARE_RETURN_IF_ERROR(WriteSafetensors(env, path + "/tensors.safetensors", tensors));
   TARE_ASSIGN_OR_RETURN(const std::string bytes, env->ReadFile(path + "/tensors.safetensors"));
+  Json files = {{"tensors.safetensors", Hex(Sha256Of(bytes))}};
+  for (const bool first : {true, false}) {
+    const Result<ReplayBatch> batch =
+        BatchOfFrame(first ? a : b, first ? site.frame_a : site.frame_b, key, site.position);
+    if (!batch.ok() && batch.status().code() == Code::kNotFound) continue;
+    TARE_RETURN_IF_ERROR(batch.status());
+    const std::string text = FormatReplayBatch(*batch);
+    TARE_RETURN_IF_ERROR(env->WriteFileAtomic(path + "/" + InputName(first ? "a" : "b"), text));
+    files[InputName(first ? "a" : "b")] = Hex(Sha256Of(text));
+  }
   Json description = {
       {"schema", "tare.bundle/1"},
       {"site", LocateJson(report)["site"]},
@@ -110,7 +135,7 @@ Status WriteBundle(Env* env, const std::string& path, const Dump& a, const Dump&
       {"first_position", run_a->position},
       {"a", SideJson(a, site.frame_a)},
       {"b", SideJson(b, site.frame_b)},
-      {"files", {{"tensors.safetensors", Hex(Sha256Of(bytes))}}}};
+      {"files", std::move(files)}};
   return env->WriteFileAtomic(
       path + "/bundle.json",
       description.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -139,12 +164,17 @@ Result<Bundle> OpenBundle(Env* env, const std::string& path) {
         "and site.name",
         path);
   }
-  TARE_RETURN_IF_ERROR(ParseSha256(d["key"]["history"].get<std::string>()).status().Annotate(path));
-  TARE_ASSIGN_OR_RETURN(const std::string bytes, env->ReadFile(path + "/tensors.safetensors"));
-  if (Hex(Sha256Of(bytes)) != d["files"]["tensors.safetensors"]) {
-    return DataLoss(
-        "{}/tensors.safetensors does not match its digest in bundle.json: the bundle was altered",
-        path);
+  const Result<TokenHash> history = ParseSha256(d["key"]["history"].get<std::string>());
+  if (!history.ok()) return history.status().Annotate(path + "/bundle.json");
+  bundle.history = *history;
+  if (d["key"]["position"].get<uint64_t>() > uint64_t{1} << 53)
+    return DataLoss("{}/bundle.json: key.position is no position", path);
+  bundle.position = d["key"]["position"].get<int64_t>();
+  for (const auto& [name, digest] : d["files"].items()) {
+    if (name != "tensors.safetensors" && name != InputName("a") && name != InputName("b"))
+      return DataLoss("{}/bundle.json: files names {}, which no bundle holds", path,
+                      Printable(name));
+    TARE_RETURN_IF_ERROR(ReadFile(env, bundle, name).status());
   }
   TARE_ASSIGN_OR_RETURN(const SafetensorsFile file,
                         SafetensorsFile::Open(env, path + "/tensors.safetensors"));
@@ -169,6 +199,17 @@ std::vector<std::string> ReplayCommand(const Bundle& bundle, const std::string& 
   return out;
 }
 
+Result<ReplayBatch> ReplayInput(Env* env, const Bundle& bundle, const std::string& side) {
+  TARE_ASSIGN_OR_RETURN(const std::string text, ReadFile(env, bundle, InputName(side)));
+  Result<ReplayBatch> batch = ParseReplayBatch(text);
+  if (!batch.ok()) return batch.status().Annotate(bundle.path + "/" + InputName(side));
+  if (SequenceOfRow(*batch, bundle.history, bundle.position) < 0) {
+    return DataLoss("{}/{} holds no sequence with the tokens of the bundle's row", bundle.path,
+                    InputName(side));
+  }
+  return batch;
+}
+
 Result<ReplayResult> CheckReplay(const Bundle& bundle, const std::string& side, const Dump& fresh) {
   ReplayResult result;
   const auto say = [&](Verdict verdict, std::string_view code, std::string detail) {
@@ -179,20 +220,24 @@ Result<ReplayResult> CheckReplay(const Bundle& bundle, const std::string& side, 
   };
   const Json& d = bundle.description;
   const std::string version = d["key"]["weights"];
-  const Json recorded = d[side].value("weights", Json::array());
-  for (const Json& w : recorded) {
+  const Json* weights = nullptr;
+  if (const auto at = d.find(side); at != d.end() && at->is_object() && at->contains("weights"))
+    weights = &(*at)["weights"];
+  for (const Json& w : weights != nullptr && weights->is_array() ? *weights : Json::array()) {
     for (const DumpWeights& now : fresh.manifest().weights) {
-      if (w.is_object() && w.value("version", "") == now.version &&
-          w.value("sha256", "") != Hex(now.sha256)) {
+      if (!w.is_object() || !w.contains("version") || !w.contains("sha256")) continue;
+      if (w["version"] == now.version && w["sha256"] != Hex(now.sha256)) {
         return say(Verdict::kRefused, reason::kWeightHashMismatch,
                    fmt::format("{} is {} now, recorded is {}", now.version, Hex(now.sha256),
-                               w.value("sha256", "")));
+                               w["sha256"].dump()));
       }
     }
   }
-  TARE_ASSIGN_OR_RETURN(const TokenHash key, ParseSha256(d["key"]["history"].get<std::string>()));
-  const int64_t position = d["key"]["position"].get<int64_t>();
+  const TokenHash key = bundle.history;
+  const int64_t position = bundle.position;
   const std::string name = d["site"]["name"];
+  // The key may occur in several frames (a prefix that sequences share): one of them is the row.
+  bool found = false;
   for (const DumpRecord& r : fresh.records()) {
     if (r.point.name != name || r.shard < 0 || !r.point.per_row ||
         r.point.role == TapRole::kExpected)
@@ -202,10 +247,13 @@ Result<ReplayResult> CheckReplay(const Bundle& bundle, const std::string& side, 
     if (where.run == nullptr || where.row >= r.shape[0]) continue;
     TARE_ASSIGN_OR_RETURN(const Tensor t, fresh.Payload(r));
     TARE_ASSIGN_OR_RETURN(const Tensor row, t.Slice(where.row, where.row + 1));
-    const bool equal = TensorDigest(row) == (side == "a" ? bundle.output_a : bundle.output_b);
-    return equal ? say(Verdict::kPass, {}, "the recorded bits came back")
-                 : say(Verdict::kFail, reason::kReplayDiffers,
-                       fmt::format("{} at position {} has other bits", name, position));
+    found = true;
+    if (TensorDigest(row) == (side == "a" ? bundle.output_a : bundle.output_b))
+      return say(Verdict::kPass, {}, "the recorded bits came back");
+  }
+  if (found) {
+    return say(Verdict::kFail, reason::kReplayDiffers,
+               fmt::format("{} at position {} has other bits", name, position));
   }
   return say(Verdict::kInconclusive, reason::kMissingCapture,
              fmt::format("no row of {} for the bundle's tokens at {}", name, version));

@@ -438,6 +438,8 @@ Status Loop::Probe() {
   DumpOptions options;
   options.manifest.side = "trainer";
   options.manifest.identity = identity_;
+  options.manifest.identity["replay"] =
+      ProbeReplay(config_, options.manifest.identity["batch_invariant"] == true);
   TARE_ASSIGN_OR_RETURN(const std::string weights, trainer_->DeployedHash());
   TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, ParseSha256(weights));
   options.manifest.weights.push_back({"theta0", digest});

@@ -50,4 +50,7 @@ Status RunWorker(const LoopConfig& config, uint16_t port, const std::string& out
 // SHA-256 of this executable's bytes, 64 hex digits: both processes must run the same.
 Result<std::string> ExecutableDigest();
 
+// The command that computes the trainer's probe again (identity.replay of its dump).
+Json ProbeReplay(const LoopConfig& config, bool batch_invariant);
+
 }  // namespace tare::rl
