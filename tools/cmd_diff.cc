@@ -112,8 +112,10 @@ TARE_COMMAND(diff, [](CLI::App& root) {
   CLI::App* app =
       root.add_subcommand("diff", "compare two sets of tensors, dumps or logprobs bit by bit");
   auto o = std::make_shared<tare::Options>();
-  app->add_option("a", o->a,
-                  "dump, .safetensors, Hugging Face directory, .gguf, or .jsonl of logprobs")
+  app->add_option(
+         "a", o->a,
+         "dump (or a directory of the dumps of its ranks), .safetensors, Hugging Face directory, "
+         ".gguf, or .jsonl of logprobs")
       ->required();
   app->add_option("b", o->b, "the other side, of the same kind")->required();
   app->add_option("--only", o->only,

@@ -5,8 +5,10 @@
 #include <memory>
 #include <string>
 
+#include "base/reasons.h"
 #include "compare/bundle.h"
 #include "compare/locate.h"
+#include "compare/shards.h"
 #include "tensor/checkpoint.h"
 #include "tools/command.h"
 
@@ -23,10 +25,16 @@ int Run(const Options& o) {
   ThreadPool pool(o.threads);
   compare::DiffOptions diff;
   diff.pool = &pool;
-  const Result<Dump> a = Dump::Open(Env::Real(), o.a);
+  const Result<compare::OpenedDump> a = compare::OpenDumpOrRanks(Env::Real(), o.a);
   if (!a.ok()) return ReportError(a.status());
-  const Result<Dump> b = Dump::Open(Env::Real(), o.b);
+  const Result<compare::OpenedDump> b = compare::OpenDumpOrRanks(Env::Real(), o.b);
   if (!b.ok()) return ReportError(b.status());
+  for (const auto* side : {&*a, &*b}) {
+    if (side->ranks.replica_difference.empty()) continue;
+    fmt::print("FAIL: a side differs from itself: {}\n", side->ranks.replica_difference);
+    PrintReason(Verdict::kFail, reason::kBitMismatch);
+    return ExitCode(Verdict::kFail);
+  }
   Tensor table;
   if (!o.weights.empty()) {
     const Result<Checkpoint> checkpoint = Checkpoint::Open(o.weights);
@@ -36,10 +44,10 @@ int Run(const Options& o) {
     table = *std::move(t);
   }
   const Result<compare::LocateReport> report =
-      compare::Locate(*a, *b, diff, o.weights.empty() ? nullptr : &table);
+      compare::Locate(*a->dump, *b->dump, diff, o.weights.empty() ? nullptr : &table);
   if (!report.ok()) return ReportError(report.status());
   if (!o.bundle.empty() && report->found) {
-    const Status written = compare::WriteBundle(Env::Real(), o.bundle, *a, *b, *report);
+    const Status written = compare::WriteBundle(Env::Real(), o.bundle, *a->dump, *b->dump, *report);
     if (!written.ok()) return ReportError(written);
   }
   if (o.json) {
@@ -60,7 +68,7 @@ TARE_COMMAND(locate, [](CLI::App& root) {
   CLI::App* app =
       root.add_subcommand("locate", "find the first operator at which two dumps differ");
   auto o = std::make_shared<tare::Options>();
-  app->add_option("a", o->a, "a dump")->required();
+  app->add_option("a", o->a, "a dump, or a directory of the dumps of its ranks")->required();
   app->add_option("b", o->b, "the other side's dump")->required();
   app->add_option("--bundle", o->bundle, "write a replay bundle to this new directory");
   app->add_option("--weights", o->weights,

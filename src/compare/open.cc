@@ -1,8 +1,11 @@
 #include "compare/open.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/json.h"
+#include "base/reasons.h"
 #include "compare/dump_diff.h"
 #include "tensor/checkpoint.h"
 
@@ -65,10 +68,12 @@ Result<Input> OpenInput(Env* env, const std::string& path) {
   Input input;
   if (!env->Exists(path))
     return Error(Code::kNotFound, "{}: no such file or directory", Printable(path));
-  if (Dump::IsDump(env, path)) {
+  if (Dump::IsDump(env, path) || IsRankSet(env, path)) {
     input.kind = InputKind::kDump;
-    TARE_ASSIGN_OR_RETURN(Dump dump, Dump::Open(env, path));
-    input.dump = std::make_unique<Dump>(std::move(dump));
+    TARE_ASSIGN_OR_RETURN(OpenedDump opened, OpenDumpOrRanks(env, path));
+    input.dump = std::move(opened.dump);
+    input.ranks = std::move(opened.ranks);
+    input.keep = std::move(opened.keep);
     return input;
   }
   if (EndsWith(path, ".jsonl")) {
@@ -106,8 +111,32 @@ Result<Report> DiffInputs(const Input& a, const Input& b, const DiffOptions& opt
       return DiffTensors(*a.tensors, *b.tensors, options);
     case InputKind::kLogprobs:
       return DiffLogprobs(a.logprobs, b.logprobs, options);
-    case InputKind::kDump:
-      return DiffDumps(*a.dump, *b.dump, options);
+    case InputKind::kDump: {
+      std::vector<std::string> notes;
+      for (const Input* side : {&a, &b}) {
+        if (side->ranks.ranks.empty()) continue;
+        const char* name = side == &a ? "A" : "B";
+        notes.push_back(
+            fmt::format("{} is put together from {} ranks; {} elements were held twice "
+                        "and bit-checked",
+                        name, side->ranks.ranks.size(), side->ranks.replicas_checked));
+        if (side->ranks.replica_difference.empty()) continue;
+        // Which of the two would be compared? Nothing is, until the side agrees with itself.
+        Report report;
+        report.kind = "dumps";
+        report.a = a.dump->path();
+        report.b = b.dump->path();
+        report.notes = notes;
+        report.verdict = Verdict::kFail;
+        report.reason = reason::kBitMismatch;
+        report.why =
+            fmt::format("side {} differs from itself: {}", name, side->ranks.replica_difference);
+        return report;
+      }
+      TARE_ASSIGN_OR_RETURN(Report report, DiffDumps(*a.dump, *b.dump, options));
+      report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
+      return report;
+    }
   }
   return Error(Code::kInternal, "no such kind of input");
 }

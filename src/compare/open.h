@@ -9,6 +9,7 @@
 #include "base/env.h"
 #include "base/status.h"
 #include "compare/logprob_diff.h"
+#include "compare/shards.h"
 #include "compare/tensor_diff.h"
 #include "tensor/dump.h"
 
@@ -22,12 +23,15 @@ struct Input {
   std::unique_ptr<TensorSource> tensors;
   LogprobSet logprobs;
   std::unique_ptr<Dump> dump;
+  RankReport ranks;            // not empty: the dump was put together from these
+  std::shared_ptr<void> keep;  // what `dump` lies in, when it is temporary
 };
 
-// A dump is a directory with manifest.json or records.jsonl; a Hugging Face directory has
-// config.json or safetensors; files go by their suffix (.safetensors, .gguf, .jsonl). A safetensors
-// file in the rollout layout holds logprobs. kInvalidArgument names what is read when `path` is
-// none of these.
+// A dump is a directory with manifest.json or records.jsonl; a directory of dumps (`*.dump`) holds
+// those of the ranks of one run, which are put together (compare/shards.h); a Hugging Face
+// directory has config.json or safetensors; files go by their suffix (.safetensors, .gguf, .jsonl).
+// A safetensors file in the rollout layout holds logprobs. kInvalidArgument names what is read when
+// `path` is none of these.
 Result<Input> OpenInput(Env* env, const std::string& path);
 
 // kInvalidArgument when the two inputs are of different kinds.
