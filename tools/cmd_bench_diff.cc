@@ -49,6 +49,10 @@ int Run(const Options& o) {
         {"diff_digests_hashed_gbps", digest_rate},
         {"diff_digests_over_sha256", digest_rate / s.sha256},
         {"all_differ_gbps", s.worst_case},
+        {"cpu_diff_over_sum", s.cpu.diff / s.cpu.sum},
+        {"cpu_diff_fresh_over_sum", s.cpu.diff_fresh / s.cpu.sum},
+        {"cpu_diff_digests_over_sha256", s.cpu.diff_digests / 2 / s.cpu.sha256},
+        {"small_cpu_seconds", s.small_cpu_seconds},
         {"small_tensors", o.small},
         {"small_seconds", s.small_seconds},
         {"peak_anonymous_mib", static_cast<double>(s.peak_anonymous_bytes) / (1 << 20)}};
@@ -57,16 +61,23 @@ int Run(const Options& o) {
   }
   fmt::print("two equal sets of {:g} GiB, {} threads, best of {} interleaved rounds\n", o.gib,
              pool.threads(), o.rounds);
-  fmt::print("  plain sum of both            {:7.2f} GB/s\n", s.sum);
-  fmt::print("  diff                         {:7.2f} GB/s  {:.2f} of the sum (goal 0.90)\n", s.diff,
-             s.diff / s.sum);
-  fmt::print("  diff, files mapped anew      {:7.2f} GB/s  {:.2f} of the sum\n", s.diff_fresh,
-             s.diff_fresh / s.sum);
-  fmt::print("  SHA-256, all threads         {:7.2f} GB/s\n", s.sha256);
-  fmt::print("  diff with digests of both    {:7.2f} GB/s hashed  {:.2f} of SHA-256 (goal 0.90)\n",
-             digest_rate, digest_rate / s.sha256);
+  fmt::print("                               wall clock                 processor time\n");
+  fmt::print("  plain sum of both            {:7.2f} GB/s               {:7.2f} GB/s\n", s.sum,
+             s.cpu.sum);
+  const auto line = [](const char* what, double rate, double ratio, double cpu, double cpu_ratio) {
+    fmt::print("  {:<28} {:7.2f} GB/s  {:4.2f}         {:7.2f} GB/s  {:4.2f}\n", what, rate, ratio,
+               cpu, cpu_ratio);
+  };
+  line("diff (of the sum, goal 0.90)", s.diff, s.diff / s.sum, s.cpu.diff, s.cpu.diff / s.cpu.sum);
+  line("diff, files mapped anew", s.diff_fresh, s.diff_fresh / s.sum, s.cpu.diff_fresh,
+       s.cpu.diff_fresh / s.cpu.sum);
+  fmt::print("  SHA-256, all threads         {:7.2f} GB/s               {:7.2f} GB/s\n", s.sha256,
+             s.cpu.sha256);
+  line("with digests (goal 0.90)", digest_rate, digest_rate / s.sha256, s.cpu.diff_digests / 2,
+       s.cpu.diff_digests / 2 / s.cpu.sha256);
   fmt::print("  diff, every element differs  {:7.2f} GB/s\n", s.worst_case);
-  fmt::print("  {} small tensors        {:7.2f} s (goal 2)\n", o.small, s.small_seconds);
+  fmt::print("  {} small tensors        {:7.2f} s (goal 2)           {:7.2f} s\n", o.small,
+             s.small_seconds, s.small_cpu_seconds);
   fmt::print("  peak anonymous memory        {:7.1f} MiB (goal 200)\n",
              static_cast<double>(s.peak_anonymous_bytes) / (1 << 20));
   return 0;
