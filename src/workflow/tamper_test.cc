@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <map>
 
 #include "base/reasons.h"
 #include "workflow/archive.h"
@@ -19,14 +20,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string RunTool(const std::string& command) {
+std::string ReadAll(FILE* pipe) {
   std::string out;
-  FILE* pipe = ::popen(command.c_str(), "r");
   char buffer[4096];
   while (size_t n = std::fread(buffer, 1, sizeof(buffer), pipe)) out.append(buffer, n);
   ::pclose(pipe);
   return out;
 }
+
+std::string RunTool(const std::string& command) { return ReadAll(::popen(command.c_str(), "r")); }
 
 std::string PythonCommand(const std::string& arguments) {
   return "python3 " TARE_SOURCE_DIR "/tests/ledger_agree.py " TARE_SOURCE_DIR
@@ -75,12 +77,16 @@ void FlipAndCompare(int mask, size_t stride) {
   TestEnv env;
   BuildSmallTask(&env, dir / "t");
   ASSERT_EQ(VerifyTask(&env, dir / "t")->verdict, Verdict::kPass);
+  // The second verifier works on a copy, beside the first.
+  fs::copy(dir / "t", dir / "u", fs::copy_options::recursive);
+  const std::string command = PythonCommand(fmt::format("flips {} {} {}", dir / "u", mask, stride));
+  FILE* pipe = ::popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
   std::string missed;
   const std::string ours = FlipAll(&env, dir / "t", mask, stride, &missed);
   EXPECT_EQ(missed, "") << "flipped bytes that verify did not see";
   EXPECT_EQ(VerifyTask(&env, dir / "t")->verdict, Verdict::kPass);  // put back as it was
-  const std::string theirs =
-      RunTool(PythonCommand(fmt::format("flips {} {} {}", dir / "t", mask, stride)));
+  const std::string theirs = ReadAll(pipe);
   ASSERT_EQ(theirs.size(), ours.size());
   for (size_t i = 0; i < ours.size(); ++i) {
     ASSERT_EQ(theirs[i], ours[i]) << "the verifiers disagree on flip " << i;
@@ -91,7 +97,7 @@ void FlipAndCompare(int mask, size_t stride) {
 TEST(Tamper, FlippedBytesAreSeenByBothVerifiers) { FlipAndCompare(0x01, 61); }
 TEST(Tamper, SlowEveryByteFlippedIsSeenByBothVerifiers) {
   FlipAndCompare(0x01, 1);
-  FlipAndCompare(0x80, 1);
+  FlipAndCompare(0x80, 11);
 }
 
 // The lines of a log, edited and put back.
@@ -118,6 +124,15 @@ std::string Reseal(const std::vector<std::string>& lines) {
     out += sealed + "\n";
   }
   return out;
+}
+
+// Another actor in one line; with `seal` its own hash is made again.
+void EditActor(std::string* line, bool seal) {
+  const size_t at = line->find("\"actor\":\"") + 9;
+  (*line)[at] = (*line)[at] == 'x' ? 'y' : 'x';
+  if (!seal) return;
+  line->replace(line->size() - 66, 64,
+                Hex(Sha256Of(std::string_view(*line).substr(0, line->size() - 75))));
 }
 
 TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
@@ -147,6 +162,19 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
       for (const std::string& l : lines) text += l + "\n";
     }
     std::ofstream(at + "/events.jsonl", std::ios::binary) << text;
+  };
+  // The last digit of one event's time, and every hash after it made again.
+  const auto rewrite = [&](const std::string& at) {
+    edit_log(
+        at,
+        [](auto& l) {
+          char& digit = l[1][l[1].find("\"time\":\"") + 8 + 28];
+          digit = digit == '0' ? '1' : '0';
+          l[1].replace(l[1].size() - 66, 64,
+                       Hex(Sha256Of(std::string_view(l[1]).substr(0, l[1].size() - 75))));
+        },
+        true);
+    for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
   };
   struct Case {
     const char* name;
@@ -206,6 +234,10 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
        [](const std::string& at) {
          fs::resize_file(at + "/events.jsonl", fs::file_size(at + "/events.jsonl") - 9);
        }},
+      {"a record begun after the last", false,
+       [](const std::string& at) {
+         std::ofstream(at + "/events.jsonl", std::ios::app | std::ios::binary) << "{\"seq\":";
+       }},
       {"record deleted", false,
        [&](const std::string& at) {
          edit_log(
@@ -220,6 +252,31 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
        [&](const std::string& at) {
          edit_log(
              at, [](auto& l) { std::swap(l[5], l[6]); }, false);
+       }},
+      // Each of the three links of the chain alone: what the other two would let through.
+      {"last record edited", false,
+       [&](const std::string& at) {
+         edit_log(
+             at, [](auto& l) { EditActor(&l.back(), false); }, false);
+         for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
+       }},
+      {"record edited and sealed again", false,
+       [&](const std::string& at) {
+         edit_log(
+             at, [](auto& l) { EditActor(&l[5], true); }, false);
+         for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
+       }},
+      {"last record numbered otherwise and sealed again", false,
+       [&](const std::string& at) {
+         edit_log(
+             at,
+             [](auto& l) {
+               auto event = ParseEvent(l.back(), false);
+               event->seq += 1;
+               l.back() = *EncodeEvent(*event);
+             },
+             false);
+         for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
        }},
       {"cut back to a whole line, no checkpoint", true,
        [&](const std::string& at) {
@@ -241,6 +298,8 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
          for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
        },
        true},
+      {"rewritten with as many records, no checkpoint", true, rewrite},
+      {"rewritten with as many records, checkpoint", false, rewrite, true},
       {"untouched, checkpoint", true, [](const std::string&) {}, true},
       {"a bundle's statement re-sealed for another decision", false,
        [&](const std::string& at) {
@@ -283,6 +342,87 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
                 ? ""
                 : report->findings[0].reason + " " + report->findings[0].message);
     EXPECT_FALSE(report->not_proven.empty());
+    ours += static_cast<char>('0' + ExitCode(report->verdict));
+    directories += " " + at;
+  }
+  const std::string theirs = RunTool(PythonCommand("dirs" + directories));
+  ASSERT_EQ(theirs.size(), ours.size());
+  for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(theirs[i], ours[i]) << cases[i].name;
+}
+
+// Someone with write access and no key exchanges a sign-off and makes every digest after it again:
+// files, sidecars and the whole log agree. Only the signature and what it says are left to tell.
+TEST(Tamper, ASignOffForgedWithEveryDigestMadeAgainIsSeenByBothVerifiers) {
+  TempDir dir;
+  TestEnv env;
+  BuildSmallTask(&env, dir / "t");
+  const State state = ReadTask(&env, dir / "t")->state;
+  const SignOffRecord& s = state.signoffs.back();
+  ASSERT_EQ(s.person, "carol");
+  const std::string statement = *env.ReadFile(dir / "t/" + s.statement_path);
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string out = statement;
+    const size_t at = out.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return out.replace(at, from.size(), to);
+  };
+  std::string other_bundle = s.bundle_sha256;
+  other_bundle[0] = other_bundle[0] == '0' ? '1' : '0';
+  struct Case {
+    const char* name;
+    bool pass;
+    std::string statement, signature;
+  };
+  const auto signed_case = [&](const char* name, bool pass, const std::string& text) {
+    return Case{name, pass, text, kCarol.Sign(text)};
+  };
+  const std::vector<Case> cases = {
+      signed_case("the same, made again", true, statement),
+      {"signed by another key", false, statement, TestKey(0x77).Sign(statement)},
+      {"signed over something else", false, statement, kCarol.Sign("never said")},
+      signed_case("about another bundle", false, with(s.bundle_sha256, other_bundle)),
+      signed_case("of another person", false, with("carol", "bob")),
+      signed_case("for another step", false, with("\"C1\"", "\"C2\"")),
+      signed_case("decided otherwise", false, with("approve", "reject")),
+  };
+  std::string ours, directories;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::string at = dir / fmt::format("case{}", i);
+    fs::copy(dir / "t", at, fs::copy_options::recursive);
+    std::map<std::string, std::string> now;  // path to new bytes
+    now[s.statement_path] = cases[i].statement;
+    now[s.signature_path] = cases[i].signature;
+    std::string log;
+    std::string prev = kNoPrevious;
+    for (const std::string& line : Lines(*env.ReadFile(at + "/events.jsonl"))) {
+      Event event = *ParseEvent(line, false);
+      if (event.type == "artifact" && now.count(event.data["path"].get<std::string>()) > 0) {
+        const std::string path = event.data["path"], &bytes = now[path];
+        const std::string old = event.data["sha256"], digest = Hex(Sha256Of(bytes));
+        std::string sidecar = *env.ReadFile(at + "/" + path + ".intoto.jsonl");
+        sidecar.replace(sidecar.find(old), 64, digest);
+        std::ofstream(at + "/" + path, std::ios::binary) << bytes;
+        std::ofstream(at + "/" + path + ".intoto.jsonl", std::ios::binary) << sidecar;
+        event.data["sha256"] = digest;
+        event.data["bytes"] = bytes.size();
+        event.data["sidecar"] = Hex(Sha256Of(sidecar));
+      }
+      event.prev = prev;
+      const std::string sealed = *EncodeEvent(event);
+      prev = LineHash(sealed);
+      log += sealed + "\n";
+    }
+    std::ofstream(at + "/events.jsonl", std::ios::binary) << log;
+    for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
+    auto report = VerifyTask(&env, at, OneThread());
+    ASSERT_TRUE(report.ok()) << cases[i].name;
+    EXPECT_EQ(report->verdict == Verdict::kPass, cases[i].pass)
+        << cases[i].name << ": "
+        << (report->findings.empty()
+                ? ""
+                : report->findings[0].reason + " " + report->findings[0].message);
+    if (!cases[i].pass && !report->findings.empty())
+      EXPECT_EQ(report->findings[0].reason, reason::kSignatureFailed) << cases[i].name;
     ours += static_cast<char>('0' + ExitCode(report->verdict));
     directories += " " + at;
   }
