@@ -11,7 +11,9 @@
 #include "workflow/layout.h"
 #include "workflow/ledger.h"
 #include "workflow/process.h"
+#include "workflow/scope.h"
 #include "workflow/signoff.h"
+#include "workflow/staleness.h"
 #include "workflow/task.h"
 
 namespace tare {
@@ -19,9 +21,51 @@ namespace {
 
 struct Options {
   std::string dir = ".";
+  std::string covered, step, kind;
   bool explain = false;
   bool json = false;
 };
+
+// "Is this point covered?": pass only inside the scope of a usable run of this step and kind.
+int Covered(const Options& options, const workflow::State& state, workflow::Staleness* staleness,
+            bool recorded) {
+  const auto kind = workflow::ParseEvidenceKind(options.kind);
+  if (!workflow::IsStep(options.step) || !kind) {
+    return ReportError(
+        InvalidArgument("--covered asks about one step and kind: --step C0..C10 --kind E1..E10"));
+  }
+  auto scope = workflow::Scope::FromText(options.covered);
+  if (!scope.ok()) return ReportError(scope.status().Annotate("--covered"));
+  const workflow::ScopeBox& box = scope->boxes()[0];
+  workflow::ScopePoint point;
+  for (const auto& [values, to] :
+       {std::pair{&box.shape, &point.shape}, std::pair{&box.topology, &point.topology},
+        std::pair{&box.dtype, &point.dtype}, std::pair{&box.model, &point.model},
+        std::pair{&box.path, &point.path}}) {
+    if (values->size() != 1)
+      return ReportError(
+          InvalidArgument("--covered asks about one point: one value for each axis"));
+    *to = values->front();
+  }
+  workflow::Coverage answer = workflow::QueryScope(state, staleness, options.step, *kind, point);
+  if (!recorded) {
+    answer.verdict = Verdict::kInconclusive;
+    answer.reason = reason::kConfigUnrecorded;
+  }
+  if (options.json) {
+    fmt::print("{}\n", Json{{"verdict", VerdictName(answer.verdict)},
+                            {"reason", answer.reason},
+                            {"run", answer.run_id},
+                            {"step", options.step},
+                            {"kind", options.kind}}
+                           .dump(1));
+  } else {
+    fmt::print("{} {}: {}{}\n", options.step, options.kind, VerdictName(answer.verdict),
+               answer.run_id.empty() ? "" : " by run " + answer.run_id);
+  }
+  if (answer.verdict != Verdict::kPass) PrintReason(answer.verdict, answer.reason);
+  return ExitCode(answer.verdict);
+}
 
 int Run(const Options& options) {
   Env* env = Env::Real();
@@ -43,6 +87,7 @@ int Run(const Options& options) {
       line.detail = unrecorded;
     }
   }
+  if (!options.covered.empty()) return Covered(options, state, &staleness, unrecorded.empty());
   bool all = true;
   for (const auto& line : board) all = all && line.verdict == Verdict::kPass;
   Json open_runs = Json::array();
@@ -145,6 +190,10 @@ TARE_COMMAND(status, [](CLI::App& root) {
       root.add_subcommand("status", "the board of steps, one reason for each closed one");
   auto options = std::make_shared<tare::Options>();
   app->add_option("dir", options->dir, "the task directory (default: here)");
+  app->add_option("--covered", options->covered,
+                  "is this point covered? shape=..;topology=..;dtype=..;model=..;path=..");
+  app->add_option("--step", options->step, "with --covered: C0 to C10");
+  app->add_option("--kind", options->kind, "with --covered: kind of evidence, E1 to E10");
   app->add_flag("--explain", options->explain,
                 "what each reason means, every run, what to do next");
   app->add_flag("--json", options->json, "for machines");
