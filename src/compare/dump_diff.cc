@@ -236,7 +236,8 @@ Status Differ::AddRange(const RowRange& range, const RowPairing& pairing, const 
       same_place && ra.digest == rb.digest && ra.shape == rb.shape && ra.dtype == rb.dtype;
   const bool payloads = ra.shard >= 0 && rb.shard >= 0;
   // A digest stands for the bits. Non-finite values must be seen to know whether they are valid.
-  if (digest_equal && !options_.verify && (ra.non_finite == 0 || !payloads)) {
+  // Without a payload there is nothing to verify: the digest is all that was kept.
+  if (digest_equal && (!payloads || (!options_.verify && ra.non_finite == 0))) {
     BitCounts c;
     for (int64_t i = 0; i < rows; ++i) {
       (mask == nullptr || (*mask)[static_cast<size_t>(i)] ? c.compared : c.masked) += width;
@@ -389,7 +390,7 @@ Status Differ::DiffWholes(const std::string& name) {
         unit.digest_a = ra->digest;
         unit.digest_b = rb->digest;
         const bool payloads = ra->shard >= 0 && rb->shard >= 0;
-        if (ra->digest == rb->digest && !options_.verify && (ra->non_finite == 0 || !payloads)) {
+        if (ra->digest == rb->digest && (!payloads || (!options_.verify && ra->non_finite == 0))) {
           results_.resize(std::max(results_.size(), u + 1));
           results_[u].counts.compared = unit.elements;
           results_[u].counts.non_finite = results_[u].counts.non_finite_equal = ra->non_finite;
