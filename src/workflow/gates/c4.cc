@@ -135,8 +135,9 @@ void JudgeProfile(Judging* j, const Profile& p, const Limits& limits, int64_t hi
 
 // Within one phase: the same site at N, 2N and 4N tokens, per chunk.
 void JudgeGrowth(Judging* j, const std::string& phase, std::vector<const Profile*> points) {
-  std::sort(points.begin(), points.end(),
-            [](const Profile* a, const Profile* b) { return a->tokens < b->tokens; });
+  std::sort(points.begin(), points.end(), [](const Profile* a, const Profile* b) {
+    return a->tokens * b->chunks < b->tokens * a->chunks;  // tokens of one chunk
+  });
   bool ladder = false;
   for (const Profile* a : points) {
     for (const Profile* b : points) {

@@ -70,7 +70,9 @@ TEST(JudgeTest, NoKeyMayBeMissingOrMistyped) {
               << gate << " passes without " << place;
         }
       }
+      const bool object = honest[Json::json_pointer(place)].is_object();
       for (const Json& wrong : {Json(), Json::object({{"x", 1}}), Json::array({Json::array()})}) {
+        if (object && wrong.is_object()) continue;  // may be a map of names
         const GateJudgement got = judge(With(honest, place, wrong));
         EXPECT_EQ(got.verdict, Verdict::kRefused) << gate << " " << place << " " << wrong;
         EXPECT_EQ(got.reason, "malformed-evidence") << gate << " " << place << " " << wrong;

@@ -54,7 +54,9 @@ inline void ExpectFinding(const Json& doc, Verdict verdict, std::string_view rea
   bool found = false;
   for (const GateFinding& f : got.findings) {
     found |= f.row == row && f.reason == reason;
-    if (f.verdict != Verdict::kPass) EXPECT_FALSE(f.detail.empty() || f.next.empty()) << f.row;
+    if (f.verdict != Verdict::kPass) {
+      EXPECT_FALSE(f.detail.empty() || f.next.empty()) << f.row;
+    }
   }
   EXPECT_TRUE(found) << row << " is not among " << got.ToJson().dump(1);
 }
