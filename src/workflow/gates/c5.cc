@@ -445,7 +445,6 @@ class Judge5 {
     if (c.compared == 0) return;
     j_.Pass("C5-08",
             fmt::format("{}: {} valid tokens, {} differ", where, c.compared, c.mismatches));
-    compared_ += c.mismatches == 0 ? c.compared : 0;
     ScopeBox box;
     box.shape = {fmt::format("sequences={},tokens={}", rollout.lines.size(), c.compared)};
     box.topology = {e_.trainer.topology};
@@ -559,7 +558,6 @@ class Judge5 {
 
   Judging& j_;
   const Evidence& e_;
-  int64_t compared_ = 0;
 };
 
 }  // namespace

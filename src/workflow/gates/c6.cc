@@ -190,8 +190,8 @@ GateJudgement JudgeC6(const Json& evidence) {
   // C6-07, C6-08, GEN-27.
   j.Require("GEN-27", denominator == "native training path", reason::kServingOnlyOptimum,
             fmt::format("the denominator is {}, not the native training path", denominator));
-  const std::optional<int64_t> forward_ppm = Agreed(agreement, "forward_ratio_ppm"),
-                               step_ppm = Agreed(agreement, "step_ratio_ppm");
+  const int64_t forward_ppm = Agreed(agreement, "forward_ratio_ppm").value_or(0),
+                step_ppm = Agreed(agreement, "step_ratio_ppm").value_or(0);
   std::vector<std::string> topologies = AgreedList(agreement, "main_topologies");
   const bool decided = !agreement.empty();
   if (!decided) {
@@ -200,7 +200,7 @@ GateJudgement JudgeC6(const Json& evidence) {
     j.Require("C6-07", times.empty(), reason::kBudgetUndecided,
               "step times were handed in and no person has decided what to hold them against");
     topologies = {"1 process"};
-  } else if (j.Require("C1-08", forward_ppm && step_ppm && !topologies.empty(),
+  } else if (j.Require("C1-08", forward_ppm > 0 && step_ppm > 0 && !topologies.empty(),
                        reason::kInventoryIncomplete,
                        "the agreement lacks forward_ratio_ppm, step_ratio_ppm or "
                        "main_topologies")) {
@@ -212,13 +212,13 @@ GateJudgement JudgeC6(const Json& evidence) {
         j.Require("C6-08", SeriesFollows(*s), reason::kReceiptContradicted,
                   fmt::format("{}: a median or sum does not follow from its values", t.topology));
       }
-      j.Require("C6-07", Within(t.forward_aligned, t.forward_native, *forward_ppm),
+      j.Require("C6-07", Within(t.forward_aligned, t.forward_native, forward_ppm),
                 reason::kOverBudget,
                 fmt::format("{}: forward {} us against {} us, {} ppm agreed", t.topology,
-                            t.forward_aligned.median, t.forward_native.median, *forward_ppm));
-      j.Require("C6-07", Within(t.step_aligned, t.step_native, *step_ppm), reason::kOverBudget,
+                            t.forward_aligned.median, t.forward_native.median, forward_ppm));
+      j.Require("C6-07", Within(t.step_aligned, t.step_native, step_ppm), reason::kOverBudget,
                 fmt::format("{}: step {} us against {} us, {} ppm agreed", t.topology,
-                            t.step_aligned.median, t.step_native.median, *step_ppm));
+                            t.step_aligned.median, t.step_native.median, step_ppm));
     }
     std::sort(measured.begin(), measured.end());
     std::sort(topologies.begin(), topologies.end());

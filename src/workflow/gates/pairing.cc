@@ -88,28 +88,27 @@ class PairingJudge {
       : j_(*judging), subject_(subject), agreement_(agreement), commits_(commits), p_(pairing) {}
 
   void Run() {
-    const auto input = Agreed(agreement_, "input_tokens"),
-               output = Agreed(agreement_, "output_tokens");
-    const auto pairs = Agreed(agreement_, "pairs"),
-               limit = Agreed(agreement_, "throughput_ratio_ppm");
+    const auto agreed = [&](const char* key) { return Agreed(agreement_, key).value_or(0); };
+    const int64_t input = agreed("input_tokens"), output = agreed("output_tokens"),
+                  pairs = agreed("pairs"), limit = agreed("throughput_ratio_ppm");
     const std::vector<std::string> want = AgreedList(agreement_, "concurrency");
     if (!j_.Require("C1-08",
-                    input && output && pairs && limit && !want.empty() && *input <= (1 << 30) &&
-                        *output <= (1 << 30),
+                    input > 0 && output > 0 && pairs > 0 && limit > 0 && !want.empty() &&
+                        input <= (1 << 30) && output <= (1 << 30),
                     reason::kInventoryIncomplete,
                     "the agreement lacks input_tokens, output_tokens, pairs, "
                     "throughput_ratio_ppm or concurrency")) {
       return;
     }
     // A declared shorter workload is honest, and is not the point that the agreement of C10 asks.
-    j_.Require("C10-10", *input == 8192 && *output == 1024, reason::kOutsideScope,
-               fmt::format("the agreed workload is {}/{}; 8192/1024 was not run", *input, *output));
-    j_.Require("A-17", *pairs >= 6, reason::kTooFewPairs,
-               fmt::format("{} pairs were agreed; at least six", *pairs));
+    j_.Require("C10-10", input == 8192 && output == 1024, reason::kOutsideScope,
+               fmt::format("the agreed workload is {}/{}; 8192/1024 was not run", input, output));
+    j_.Require("A-17", pairs >= 6, reason::kTooFewPairs,
+               fmt::format("{} pairs were agreed; at least six", pairs));
     std::vector<std::string> have;
     for (const BenchPoint& point : p_.points) {
       have.push_back(std::to_string(point.concurrency));
-      Point(point, *input, *output, *pairs, *limit);
+      Point(point, input, output, pairs, limit);
     }
     j_.Require("C10-10", have == want, reason::kTooFewPairs,
                fmt::format("concurrencies {}; agreed are {}", fmt::join(have, ", "),
