@@ -144,6 +144,8 @@ std::vector<std::pair<std::string, Field>> Field::Members(size_t min) const {
   return out;
 }
 
+bool Field::IsNull() const { return value_ != nullptr && value_->is_null(); }
+
 bool Field::Bool() const {
   const Json* v = Need(value_ != nullptr && value_->is_boolean(), "is not true or false");
   return v != nullptr && v->get<bool>();

@@ -80,6 +80,7 @@ class Field {
   // Members of an object whose keys are data (names of modules, axes). At least `min`.
   std::vector<std::pair<std::string, Field>> Members(size_t min = 0) const;
 
+  bool IsNull() const;  // a null that is there
   bool Bool() const;
   int64_t Int(int64_t min, int64_t max) const;
   double Real(double min, double max) const;  // finite; whole numbers too
