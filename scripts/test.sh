@@ -2,12 +2,15 @@
 # test.sh: sets up, builds and runs the tests of a machine without a GPU, and ends with one line
 # "N passed, N failed, N skipped" over all suites. A suite that cannot run counts as one failure.
 #
+#   style     clang-format over all sources
 #   build     release preset; the CUDA part too where nvcc is found (compile and link)
-#   cpu       every test with the label cpu or multi_rank
+#   cpu       every test with the label cpu or multi_rank, the guides' examples among them
+#   demo      the main job on MINI, offline; the tutorial's commands as they stand
+#   sanitize  address and undefined sanitizers over the rooms that read hostile bytes, each fuzzer
+#             for a few seconds
 #
-# test.sh --sanitize runs address and undefined sanitizers over the rooms that read hostile bytes and
-# each fuzzer for a few seconds; test.sh --slow the label `slow`, whose dated results are in
-# docs/results/. Neither is part of the plain run yet.
+# test.sh --sanitize runs that part alone; test.sh --slow the label `slow`, whose dated results are in
+# docs/results/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 passed=0 failed=0 skipped=0
@@ -70,32 +73,51 @@ if [ "${1:-}" = --slow ]; then
   finish
 fi
 
-if [ "${1:-}" = --sanitize ]; then
+sanitize() {
   note "sanitizers: build"
-  if scripts/build.sh asan fuzzers base_test tensor_test compare_test workflow_test; then
+  # The rooms whose input comes from outside. Fuzzers of the rooms above them need the operators under
+  # a sanitizer, which takes longer than all the rest: `cmake --build build/asan --target fuzzers`.
+  local fuzzers
+  mapfile -t fuzzers < <(find src/base src/tensor src/compare src/workflow -name '*_fuzz.cc' \
+    -exec basename {} .cc ';' | sort)
+  if scripts/build.sh asan "${fuzzers[@]}" base_test tensor_test compare_test workflow_test; then
     note "sanitizers: tests"
     export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
     for t in base tensor compare workflow; do
       run_gtest "build/asan/tests/${t}_test" '--gtest_filter=-*Slow*:*MultiRank*:*Cuda*'
     done
     note "fuzzers, 3 s each"
-    for f in build/asan/fuzz/*_fuzz; do
-      name=$(basename "$f")
+    for name in "${fuzzers[@]}"; do
       fresh=$(mktemp -d)
-      run_check "$name" "$f" -max_total_time=3 -rss_limit_mb=2000 -verbosity=0 "$fresh" "tests/corpus/$name"
+      run_check "$name" "build/asan/fuzz/$name" -max_total_time=3 -rss_limit_mb=2000 -verbosity=0 "$fresh" "tests/corpus/$name"
       rm -rf "$fresh"
     done
   else
     failed=$((failed + 1))
   fi
+}
+
+if [ "${1:-}" = --sanitize ]; then
+  sanitize
   finish
 fi
 
 note "build"
 scripts/build.sh release || { failed=1; finish; }
 
+note "style"
+run_check clang-format scripts/lint.sh --format
+
 note "cpu tests"
 run_ctest build/release -L 'cpu|multi_rank'
+
+note "main job on MINI"
+fresh=$(mktemp -d)
+run_check "tare demo --model mini" build/release/tare demo --model mini --out "$fresh/demo"
+rm -rf "$fresh"
+run_check "docs/tutorial.md" tools/run_guide.py --tare build/release/tare docs/tutorial.md
+
+sanitize
 
 note "done"
 finish

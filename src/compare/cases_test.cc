@@ -232,6 +232,33 @@ TEST(LogprobDiff, PairsByTokensNotByRowOrName) {
   EXPECT_EQ(r.unpaired.size(), 2u);
 }
 
+TEST(LogprobDiff, CountsByPosition) {
+  const DiffOptions options{.pool = &Pool()};
+  LogprobSet a{"A", {Seq("0", {1, 2}, {3, 4, 5}, {-1, -2, -3}), Seq("1", {9}, {8}, {-4})}};
+  LogprobSet b = a;
+  b.sequences[0].words[1] ^= 1;
+  b.sequences[0].mask = a.sequences[0].mask = {1, 1, 0};
+  const Report r = DiffLogprobs(a, b, options).value();
+  ASSERT_EQ(r.by_position.size(), 5u);  // the longest sequence has five positions
+  const auto compared = [&](size_t i) { return r.by_position[i].compared; };
+  EXPECT_EQ(compared(0), 0);
+  EXPECT_EQ(compared(1), 1);
+  EXPECT_EQ(compared(2), 1);
+  EXPECT_EQ(compared(3), 1);
+  EXPECT_EQ(compared(4), 0);  // masked
+  EXPECT_EQ(r.by_position[3].mismatches, 1);
+  EXPECT_EQ(r.by_position[3].max_abs, 0x1p-22);  // one ulp at 2
+  EXPECT_EQ(r.by_position[2].mismatches, 0);
+  // More positions than buckets: none is lost.
+  LogprobSet c{"C", {Seq("0", {1}, std::vector<int32_t>(200, 7), std::vector<float>(200, -1))}};
+  const Report wide = DiffLogprobs(c, c, options).value();
+  int64_t all = 0;
+  for (const PositionBucket& p : wide.by_position) all += p.compared;
+  EXPECT_EQ(all, 200);
+  EXPECT_LE(wide.by_position.size(), 64u);
+  EXPECT_EQ(wide.by_position.back().end, 201);
+}
+
 TEST(LogprobDiff, AbsenceIsNotZeroAndDecimalIsNotBits) {
   const DiffOptions options{.pool = &Pool()};
   LogprobSet a{"A", {Seq("0", {1}, {2, 3}, {0.0f, -2})}};

@@ -160,6 +160,38 @@ Result<Tensor> Gather(const LogprobSet& set, DType dtype,
   return t;
 }
 
+// REQUIRES: a and b are the gathered values of `pairs`, of one dtype; valid has one entry per pair.
+std::vector<PositionBucket> CountByPosition(const LogprobSet& set,
+                                            const std::vector<std::pair<Ref, Ref>>& pairs,
+                                            const Tensor& a, const Tensor& b,
+                                            const std::vector<uint8_t>& valid) {
+  constexpr int64_t kBuckets = 64;
+  std::vector<int64_t> position;
+  int64_t longest = 0;
+  for (const auto& [x, y] : pairs) {
+    const LogprobSequence& s = set.sequences[static_cast<size_t>(x.sequence)];
+    position.push_back(static_cast<int64_t>(s.prompt.size()) + x.index);
+    longest = std::max(longest, position.back() + 1);
+  }
+  const int64_t width = std::max<int64_t>(1, (longest + kBuckets - 1) / kBuckets);
+  std::vector<PositionBucket> buckets(static_cast<size_t>((longest + width - 1) / width));
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    buckets[i].begin = static_cast<int64_t>(i) * width;
+    buckets[i].end = std::min(buckets[i].begin + width, longest);
+  }
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    if (valid[i] == 0) continue;
+    const int64_t at = static_cast<int64_t>(i);
+    const BitCounts c = CompareRange(a.dtype(), a.data(), b.data(), at, at + 1);
+    PositionBucket& bucket = buckets[static_cast<size_t>(position[i] / width)];
+    bucket.compared += c.compared;
+    bucket.mismatches += c.mismatches;
+    bucket.max_abs = std::max(bucket.max_abs, c.max_abs);
+    bucket.sum_abs += c.sum_abs;
+  }
+  return buckets;
+}
+
 }  // namespace
 
 Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const DiffOptions& options) {
@@ -275,6 +307,9 @@ Result<Report> DiffLogprobs(const LogprobSet& a, const LogprobSet& b, const Diff
       pair.unit = static_cast<int64_t>(report.units.size());
       TARE_ASSIGN_OR_RETURN(pair.a, Gather(a, g.dtype_a, g.pairs, true));
       TARE_ASSIGN_OR_RETURN(pair.b, Gather(b, g.dtype_b, g.pairs, false));
+      if (gathered.size() == 1) {
+        report.by_position = CountByPosition(a, g.pairs, pair.a, pair.b, *valid);
+      }
       pair.mask = std::move(valid);
       runner.Add(std::move(pair));
     } else {

@@ -52,6 +52,13 @@ struct Unit {
   std::string note;
 };
 
+// Logprobs by position in the sequence: where along it they part. Positions [begin, end).
+struct PositionBucket {
+  int64_t begin = 0, end = 0;
+  int64_t compared = 0, mismatches = 0;
+  double max_abs = 0, sum_abs = 0;  // of |a - b| over finite mismatches
+};
+
 // A token without a partner, or a place where two token sequences part.
 struct TokenPlace {
   std::string sequence;
@@ -71,9 +78,10 @@ struct Scope {
 };
 
 struct Report {
-  std::string kind;         // "tensors", "logprobs", "dumps"
-  std::string a, b;         // as named by the caller
-  std::vector<Unit> units;  // in the order of the first input
+  std::string kind;                         // "tensors", "logprobs", "dumps"
+  std::string a, b;                         // as named by the caller
+  std::vector<Unit> units;                  // in the order of the first input
+  std::vector<PositionBucket> by_position;  // logprobs of one dtype only; at most 64 of equal width
   std::vector<Tier> tiers;
   Scope scope;
   std::vector<std::string> notes;  // a dump that was cut, padding that was dropped, ...

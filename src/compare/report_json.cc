@@ -143,6 +143,12 @@ void WriteJson(const Report& r, const std::function<void(std::string_view)>& out
     out("]");
   };
   list("tensors", r.units, [&](const Unit& u) { return UnitJson(u, r.tiers); });
+  if (!r.by_position.empty()) {
+    list("by_position", r.by_position, [](const PositionBucket& p) {
+      return Json{{"begin", p.begin},           {"end", p.end},         {"compared", p.compared},
+                  {"mismatches", p.mismatches}, {"max_abs", p.max_abs}, {"sum_abs", p.sum_abs}};
+    });
+  }
   list("unpaired", r.unpaired, PlaceJson);
   list("divergences", r.divergences, PlaceJson);
   out("}\n");
