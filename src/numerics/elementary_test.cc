@@ -41,9 +41,9 @@ const float kInf = FloatOf(0x7f800000u);
 
 const Function kFunctions[] = {
     {"Exp2", Exp2, [](double x) { return std::exp2(x); }, 0.95, -kInf, kInf},
-    {"Exp", Exp, [](double x) { return std::exp(x); }, 1.1, -kInf, kInf},
-    {"Sigmoid", Sigmoid, RefSigmoid, 1.1, -kInf, kInf},
-    {"Silu", Silu, RefSilu, 1.1, -kInf, kInf},
+    {"Exp", Exp, [](double x) { return std::exp(x); }, 1.0, -kInf, kInf},
+    {"Sigmoid", Sigmoid, RefSigmoid, 1.0, -kInf, kInf},
+    {"Silu", Silu, RefSilu, 1.0, -kInf, kInf},
     {"Log2", Log2, [](double x) { return std::log2(x); }, 0.501, 0.0f, kInf},
     {"Log", Log, [](double x) { return std::log(x); }, 0.501, 0.0f, kInf},
     {"Log1p", Log1p, [](double x) { return std::log1p(x); }, 0.501, -1.0f, kInf},

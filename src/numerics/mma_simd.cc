@@ -5,6 +5,12 @@
 //   2. Products, f32 lanes: a * b is exact (at most 22 significant bits); times 2^(F - emax), exact
 //      again; conversion to int32 by truncation is then the rule's cut toward zero at 2^(emax - F);
 //      int32 additions are exact. The sum becomes f32 under round-toward-zero and is scaled back.
+// fp8 sums need 21 bits above the unit, which f32 holds: there one FMA chain under
+// round-toward-zero starts at 1.5 * 2^(emax - F + 23), where the last place is the unit, so that
+// every FMA rounds its product down to the unit by itself. The rule cuts toward zero, which differs
+// for negative products that are not multiples of the unit: those are counted, 64 to a vector, from
+// the exponents of the operands' lowest set bits, whose sum is that of the product.
+//
 // What this cannot represent is found by its traces and given to the plain step: NaN and infinity
 // (marked when packed; in c they convert to INT_MIN), a product more than 2^62 below the largest of
 // its panel, an exponent near the ends of f32, and a sum beyond int32.
@@ -73,76 +79,119 @@ HWY_NOINLINE void SlowGroup(const MmaRows& a, const MmaRows& b, int64_t row, int
 }
 
 constexpr int64_t kRows = 8;  // rows of A that walk a panel together
+// Rows whose sums are in registers at once: they share the loads of B.
+constexpr int kTogether = HWY_TARGET == HWY_AVX2 ? 1 : 2;
+
+// Rows of A in a block of K as the products want them.
+constexpr int64_t kBlock = 64;
+struct RowsOfA {
+  HWY_ALIGN float value[kRows * kBlock];
+  // fp8: the exponent of the lowest set bit four times, kMmaNoBit for a zero; and kMmaPanel where
+  // the value is negative, else 0.
+  HWY_ALIGN uint32_t lowest4[kRows * kBlock];
+  HWY_ALIGN int32_t flip[kRows * kBlock];
+};
+
+// Exponents of lowest set bits are bytes relative to the group's base: from 0 down to -34 (e5m2),
+// so their sums lie in [-68, 0]. One that holds a zero lies in [26, 120], above kMmaAllCut, the
+// limit under which every other product is cut.
+constexpr int32_t kMmaNoBit = 60;
+constexpr int32_t kMmaAllCut = 10;
 
 // What pass 1 leaves for pass 2, 64 columns of one row.
 struct Scaled {
-  HWY_ALIGN float scale[kMmaPanel];  // 2^(F - emax); fp8: where the positive sum starts
-  HWY_ALIGN int32_t sum[kMmaPanel];  // c, cut, in units of 2^(emax - F); fp8: the negative sum
+  HWY_ALIGN float scale[kMmaPanel];  // 2^(F - emax); fp8: the anchor
+  HWY_ALIGN int32_t
+      sum[kMmaPanel];  // c, cut, in units of 2^(emax - F); fp8: where the chain starts
+  HWY_ALIGN int8_t lowest[kMmaPanel];  // fp8: emax - F relative to the group's base
 };
 
-// Pass 1 of the group at k for one row: true if pass 2 may follow, else c is already the result.
+// out[r] = for each column the largest sum of exponents over the group, of R rows at once. No sum
+// leaves int8: the smallest is twice kMmaZero.
+template <int kGroup, int R>
+HWY_INLINE void LargestExponents(const uint32_t* const (&ae)[R], const int8_t* HWY_RESTRICT be,
+                                 int8_t (&out)[R][kMmaPanel]) {
+  const DU du;
+  const DB db;
+  for (int v = 0; v < kByteVectors; ++v) {
+    const int8_t* e = be + v * kLanes * 4;
+    hn::Vec<DB> best[R][2];
+    for (int r = 0; r < R; ++r) best[r][0] = best[r][1] = hn::Set(db, 2 * internal::kMmaZero);
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroup; i += 2) {
+      const auto b0 = hn::Load(db, e + i * kMmaPanel);
+      const auto b1 = hn::Load(db, e + (i + 1) * kMmaPanel);
+      for (int r = 0; r < R; ++r) {
+        const auto a0 = hn::BitCast(db, hn::Set(du, ae[r][i]));
+        const auto a1 = hn::BitCast(db, hn::Set(du, ae[r][i + 1]));
+        best[r][0] = hn::Max(best[r][0], hn::Add(a0, b0));
+        best[r][1] = hn::Max(best[r][1], hn::Add(a1, b1));
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      hn::Store(hn::Max(best[r][0], best[r][1]), db, out[r] + v * kLanes * 4);
+  }
+}
+
+// Columns whose largest exponent is saturated, as a bit each.
+HWY_INLINE uint64_t FarColumns(const int8_t* product_max) {
+  const DB db;
+  uint64_t far = 0;
+  for (int v = 0; v < kByteVectors; ++v) {
+    uint8_t bits[8] = {};
+    const auto largest = hn::Load(db, product_max + v * kLanes * 4);
+    hn::StoreMaskBits(db, hn::Lt(largest, hn::Set(db, internal::kMmaFar + 1)), bits);
+    uint64_t m;
+    std::memcpy(&m, bits, 8);
+    far |= m << (v * kLanes * 4 % 64);
+  }
+  return far;
+}
+
+// The rest of pass 1 of the group at k for one row: true if pass 2 may follow, else c is already
+// the result.
 template <MmaType kType, int kUsed>
 HWY_INLINE bool Pass1(const MmaRows& a, const MmaRows& b, int64_t row, int64_t panel, int64_t k,
-                      uint64_t lanes, float* HWY_RESTRICT c, Scaled& out) {
+                      uint64_t lanes, const int8_t* HWY_RESTRICT product_max, float* HWY_RESTRICT c,
+                      Scaled& out) {
   constexpr MmaFormat kFormat = FormatOf(kType);
   constexpr int kGroup = kFormat.group;
   const D d;
   const DI di;
-  const DU du;
-  const DB db;
   const MmaGroup x = a.groups[static_cast<size_t>((row * a.padded_k + k) / kGroup)];
   const MmaGroup y = b.groups[static_cast<size_t>((panel * b.padded_k + k) / kGroup)];
   const int base = x.base + y.base + 127;  // biased exponent of the largest conceivable product
   if (HWY_UNLIKELY(x.special || y.special || base > 240 || base < 100)) {
     if (!(x.special || y.special) && (x.zero || y.zero)) {
-      for (int j = 0; j < kMmaPanel; ++j) c[j] = ZeroGroup<kType>(c[j]);
+      for (int j = 0; j < kUsed * kLanes; ++j) c[j] = ZeroGroup<kType>(c[j]);
     } else {
       SlowGroup<kType>(a, b, row, panel, k, lanes, c);
     }
     return false;
   }
-  const uint32_t* HWY_RESTRICT ae = &a.exponents4[static_cast<size_t>(row * a.padded_k + k)];
-  const int8_t* HWY_RESTRICT be =
-      &b.exponents[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)];
-  // No sum leaves int8: the smallest is twice kMmaZero.
-  HWY_ALIGN int8_t product_max[kMmaPanel];
-  uint64_t far = 0;
-  for (int v = 0; v < kByteVectors; ++v) {
-    const int8_t* e = be + v * kLanes * 4;
-    auto best0 = hn::Set(db, 2 * internal::kMmaZero);
-    auto best1 = best0;
-    for (int i = 0; i < kGroup; i += 2) {
-      const auto a0 = hn::BitCast(db, hn::Set(du, ae[i]));
-      const auto a1 = hn::BitCast(db, hn::Set(du, ae[i + 1]));
-      best0 = hn::Max(best0, hn::Add(a0, hn::Load(db, e + i * kMmaPanel)));
-      best1 = hn::Max(best1, hn::Add(a1, hn::Load(db, e + (i + 1) * kMmaPanel)));
-    }
-    const auto best = hn::Max(best0, best1);
-    hn::Store(best, db, product_max + v * kLanes * 4);
-    uint8_t bits[8] = {};
-    hn::StoreMaskBits(db, hn::Lt(best, hn::Set(db, internal::kMmaFar + 1)), bits);
-    uint64_t m;
-    std::memcpy(&m, bits, 8);
-    far |= m << (v * kLanes * 4 % 64);
-  }
-  if (HWY_UNLIKELY((far & lanes) != 0)) {
+  if (HWY_UNLIKELY((FarColumns(product_max) & lanes) != 0)) {
     SlowGroup<kType>(a, b, row, panel, k, lanes, c);
     return false;
   }
   const auto exponent_mask = hn::Set(di, 0x7f800000);
-  const auto bias = hn::Set(di, base);
+  const auto bias = hn::Set(di, base << 23);
   auto largest = hn::Zero(di);
   for (int v = 0; v < kUsed; ++v) {
-    const auto acc = hn::Load(d, c + v * kLanes);
-    const auto products = hn::ShiftLeft<23>(
-        hn::Add(hn::PromoteTo(di, hn::Load(DQ(), product_max + v * kLanes)), bias));
+    const auto acc = hn::LoadU(d, c + v * kLanes);
+    const auto products = hn::Add(
+        hn::ShiftLeft<23>(hn::PromoteTo(di, hn::Load(DQ(), product_max + v * kLanes))), bias);
     const auto w = hn::Max(hn::And(hn::BitCast(di, acc), exponent_mask), products);
     if constexpr (kFormat.bytes == 1) {
       largest = hn::Max(largest, w);
       const auto anchor = hn::Mul(hn::BitCast(d, w), hn::Set(d, 1536.0f));
-      const auto zero = hn::Zero(d);
-      hn::Store(hn::Add(hn::Max(acc, zero), anchor), d, out.scale + v * kLanes);
-      hn::Store(hn::BitCast(di, hn::Sub(hn::Min(acc, zero), anchor)), di, out.sum + v * kLanes);
+      // c cut toward zero: its own sign on the anchor.
+      const auto signed_anchor = hn::CopySignToAbs(anchor, acc);
+      const auto cut = hn::Sub(hn::Add(acc, signed_anchor), signed_anchor);
+      hn::Store(anchor, d, out.scale + v * kLanes);
+      hn::Store(hn::BitCast(di, hn::Add(anchor, cut)), di, out.sum + v * kLanes);
+      const auto unit = hn::Sub(hn::ShiftRight<23>(w), hn::Set(di, base + kFormat.f));
+      hn::Store(hn::DemoteTo(DQ(), hn::Min(unit, hn::Set(di, kMmaAllCut))), DQ(),
+                out.lowest + v * kLanes);
       continue;
     }
     const auto scale = hn::BitCast(d, hn::Sub(hn::Set(di, (254 + kFormat.f) << 23), w));
@@ -159,144 +208,284 @@ HWY_INLINE bool Pass1(const MmaRows& a, const MmaRows& b, int64_t row, int64_t p
   return true;
 }
 
-// Pass 2 for fp8. The sum of 32 products and c needs 21 bits above the unit, so f32 holds it:
-// positive and negative products go to two FMA chains that start at +-1.5 * 2^(emax - F + 23),
-// where the last place is the unit, so that rounding toward zero is the rule's cut. bk
-// [group][2][64]: the positive elements, then the negative ones, zero elsewhere; flip[i] is 64
-// where a is negative.
-template <MmaType kType, int kUsed>
-HWY_INLINE void Pass2Chains(const float* HWY_RESTRICT ak, const int64_t* HWY_RESTRICT flip,
-                            const float* HWY_RESTRICT bk, const Scaled& in, float* HWY_RESTRICT c) {
+// Pass 2 for fp8, R rows: bk [group, 64] as f32; x, at: where the group of the first row begins;
+// low [group][2][64]: exponents of the lowest set bits of negative elements, then of positive ones,
+// kMmaNoBit elsewhere.
+template <MmaType kType, int kUsed, int R>
+HWY_INLINE void Pass2Chain(const RowsOfA& x, int64_t at, const float* HWY_RESTRICT bk,
+                           const int8_t* HWY_RESTRICT low, const Scaled* const (&in)[R],
+                           float* const (&c)[R]) {
   constexpr MmaFormat kFormat = FormatOf(kType);
+  constexpr int kS = kUsed < kStep ? kUsed : kStep;
   const D d;
   const DI di;
-  for (int v0 = 0; v0 < kUsed; v0 += kStep) {
-    hn::Vec<D> plus[kStep];
-    hn::Vec<D> minus[kStep];
-    for (int v = 0; v < kStep; ++v) {
-      plus[v] = hn::Load(d, in.scale + (v0 + v) * kLanes);
-      minus[v] = hn::BitCast(d, hn::Load(di, in.sum + (v0 + v) * kLanes));
+  const DU du;
+  const DB db;
+  // Negative products that the chain rounds away from zero, by column.
+  HWY_ALIGN int8_t count[R][kMmaPanel];
+  for (int v = 0; v < kByteVectors; ++v) {
+    hn::Vec<DB> counted[R];
+    hn::Vec<DB> limit[R];
+    for (int r = 0; r < R; ++r) {
+      counted[r] = hn::Zero(db);
+      limit[r] = hn::Load(db, in[r]->lowest + v * kLanes * 4);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int i = 0; i < kFormat.group; ++i) {
-      const auto ai = hn::Set(d, ak[i]);
-      const float* positive = bk + i * 2 * kMmaPanel + flip[i] + v0 * kLanes;
-      const float* negative = bk + i * 2 * kMmaPanel + (flip[i] ^ kMmaPanel) + v0 * kLanes;
-      // Plain base registers: an indexed operand would split every FMA into two micro-operations.
-      asm("" : "+r"(positive), "+r"(negative));
-      for (int v = 0; v < kStep; ++v) {
-        plus[v] = hn::MulAdd(ai, hn::Load(d, positive + v * kLanes), plus[v]);
-        minus[v] = hn::MulAdd(ai, hn::Load(d, negative + v * kLanes), minus[v]);
+      for (int r = 0; r < R; ++r) {
+        const int64_t ai = at + r * kBlock + i;
+        const auto lowest =
+            hn::Add(hn::BitCast(db, hn::Set(du, x.lowest4[ai])),
+                    hn::Load(db, low + i * 2 * kMmaPanel + x.flip[ai] + v * kLanes * 4));
+        const auto cut = hn::Lt(lowest, limit[r]);
+#if HWY_TARGET == HWY_AVX2
+        counted[r] = hn::Sub(counted[r], hn::VecFromMask(db, cut));
+#else
+        counted[r] = hn::Vec<DB>{
+            _mm512_mask_add_epi8(counted[r].raw, cut.raw, counted[r].raw, hn::Set(db, 1).raw)};
+#endif
       }
     }
-    for (int v = 0; v < kStep; ++v) {
-      const auto sum = hn::Add(plus[v], minus[v]);  // exact: the anchors cancel
-      hn::Store(hn::And(sum, hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut)))), d,
-                c + (v0 + v) * kLanes);
+    for (int r = 0; r < R; ++r) hn::Store(counted[r], db, count[r] + v * kLanes * 4);
+  }
+  const auto kept = hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut)));
+  for (int v0 = 0; v0 < kUsed; v0 += kS) {
+    hn::Vec<D> sum[R][kS];
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kS; ++v)
+        sum[r][v] = hn::BitCast(d, hn::Load(di, in[r]->sum + (v0 + v) * kLanes));
+    }
+    const float* column = bk + v0 * kLanes;
+#pragma GCC unroll 4
+    for (int i = 0; i < kFormat.group; ++i, column += kMmaPanel) {
+      hn::Vec<D> ai[R];
+      for (int r = 0; r < R; ++r) ai[r] = hn::Set(d, x.value[at + r * kBlock + i]);
+      for (int v = 0; v < kS; ++v) {
+        const auto b = hn::Load(d, column + v * kLanes);
+        for (int r = 0; r < R; ++r) sum[r][v] = hn::MulAdd(ai[r], b, sum[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kS; ++v) {
+        const int64_t to = (v0 + v) * kLanes;
+        // One more in the last place is one unit more.
+        const auto bits =
+            hn::Add(hn::BitCast(di, sum[r][v]), hn::PromoteTo(di, hn::Load(DQ(), count[r] + to)));
+        const auto total = hn::Sub(hn::BitCast(d, bits), hn::Load(d, in[r]->scale + to));  // exact
+        hn::StoreU(hn::And(total, kept), d, c[r] + to);
+      }
     }
   }
 }
 
-// Pass 2: ak [group], bk [group, 64] as f32. Leaves c as it was and answers false when the sums do
-// not fit.
-template <MmaType kType, int kUsed>
-HWY_INLINE bool Pass2(const float* HWY_RESTRICT ak, const float* HWY_RESTRICT bk, const Scaled& in,
-                      float* HWY_RESTRICT c) {
+// Pass 2, R rows: ak[r] [group], bk [group, 64] as f32. Leaves c[r] as it was and says so in fit[r]
+// when the sums do not fit.
+template <MmaType kType, int kUsed, int R>
+HWY_INLINE void Pass2(const float* const (&ak)[R], const float* HWY_RESTRICT bk,
+                      const Scaled* const (&in)[R], float* const (&c)[R], bool (&fit)[R]) {
   constexpr MmaFormat kFormat = FormatOf(kType);
+  constexpr int kS = kUsed < kStep ? kUsed : kStep;
   const D d;
   const DI di;
   const DU du;
   // |sum| beyond this may have wrapped, or holds an INT_MIN of a special c.
   const auto limit = hn::Set(du, kFormat.bytes == 2 ? 2090000000u : 1u << 29);
-  HWY_ALIGN float next[kMmaPanel];
-  auto worst = hn::Zero(du);
-  for (int v0 = 0; v0 < kUsed; v0 += kStep) {
-    hn::Vec<DI> sum[kStep];
-    hn::Vec<D> scale[kStep];
-    for (int v = 0; v < kStep; ++v) {
-      scale[v] = hn::Load(d, in.scale + (v0 + v) * kLanes);
-      sum[v] = hn::Load(di, in.sum + (v0 + v) * kLanes);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kFormat.group; ++i) {
-      const auto ai = hn::Set(d, ak[i]);
-      for (int v = 0; v < kStep; ++v) {
-        const auto p = hn::Mul(ai, hn::Load(d, bk + i * kMmaPanel + (v0 + v) * kLanes));
-        sum[v] = hn::Add(sum[v], Truncate(hn::Mul(p, scale[v])));
+  HWY_ALIGN float next[R][kMmaPanel];
+  hn::Vec<DU> worst[R];
+  for (int r = 0; r < R; ++r) worst[r] = hn::Zero(du);
+  for (int v0 = 0; v0 < kUsed; v0 += kS) {
+    hn::Vec<DI> sum[R][kS];
+    hn::Vec<D> scale[R][kS];
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kS; ++v) {
+        scale[r][v] = hn::Load(d, in[r]->scale + (v0 + v) * kLanes);
+        sum[r][v] = hn::Load(di, in[r]->sum + (v0 + v) * kLanes);
       }
     }
-    for (int v = 0; v < kStep; ++v) {
-      worst = hn::Max(worst, hn::BitCast(du, hn::Abs(sum[v])));
-      const auto unit = hn::BitCast(d, hn::Sub(hn::Set(di, 254 << 23), hn::BitCast(di, scale[v])));
-      auto y0 = hn::Mul(hn::ConvertTo(d, sum[v]), unit);
-      if constexpr (kFormat.result_cut != 0) {
-        y0 = hn::And(y0, hn::BitCast(d, hn::Set(di, -(1 << kFormat.result_cut))));
+    const float* at = bk + v0 * kLanes;
+#pragma GCC unroll 2
+    for (int i = 0; i < kFormat.group; ++i, at += kMmaPanel) {
+      hn::Vec<D> ai[R];
+      for (int r = 0; r < R; ++r) ai[r] = hn::Set(d, ak[r][i]);
+      for (int v = 0; v < kS; ++v) {
+        const auto column = hn::Load(d, at + v * kLanes);
+        for (int r = 0; r < R; ++r) {
+          const auto p = hn::Mul(ai[r], column);
+          sum[r][v] = hn::Add(sum[r][v], Truncate(hn::Mul(p, scale[r][v])));
+        }
       }
-      hn::Store(y0, d, next + (v0 + v) * kLanes);
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kS; ++v) {
+        worst[r] = hn::Max(worst[r], hn::BitCast(du, hn::Abs(sum[r][v])));
+        const auto unit =
+            hn::BitCast(d, hn::Sub(hn::Set(di, 254 << 23), hn::BitCast(di, scale[r][v])));
+        hn::Store(hn::Mul(hn::ConvertTo(d, sum[r][v]), unit), d, next[r] + (v0 + v) * kLanes);
+      }
     }
   }
-  if (HWY_UNLIKELY(!hn::AllFalse(du, hn::Gt(worst, limit)))) return false;
-  for (int v = 0; v < kUsed; ++v) hn::Store(hn::Load(d, next + v * kLanes), d, c + v * kLanes);
-  return true;
+  for (int r = 0; r < R; ++r) {
+    fit[r] = hn::AllFalse(du, hn::Gt(worst[r], limit));
+    if (HWY_UNLIKELY(!fit[r])) continue;
+    for (int v = 0; v < kUsed; ++v)
+      hn::StoreU(hn::Load(d, next[r] + v * kLanes), d, c[r] + v * kLanes);
+  }
 }
 
-// Rows [m0, m0 + rows) of c (64 columns each) walk the groups of [k0, k1). Both passes run over all
-// rows in turn, so that the latency of one row's chain hides behind the others.
-template <MmaType kType, int kUsed>
-void RowsPanel(const MmaRows& a, const MmaRows& b, int64_t m0, int64_t rows, int64_t panel,
-               int64_t k0, int64_t k1, const float* af, const int64_t* flip, int64_t af_stride,
-               const float* bf, uint64_t lanes, float* HWY_RESTRICT c) {
+// R rows of the group at k through both passes; `at` is where the first one's group begins in x.
+// bk: this group of the panel as f32.
+template <MmaType kType, int kUsed, int R>
+HWY_INLINE void GroupOfRows(const MmaRows& a, const RowsOfA& x, int64_t at, const MmaRows& b,
+                            int64_t row, int64_t panel, int64_t k, const float* HWY_RESTRICT bk,
+                            const int8_t* HWY_RESTRICT low, uint64_t lanes, float* c,
+                            int64_t c_stride) {
   constexpr int kGroup = FormatOf(kType).group;
-  Scaled scaled[kRows];
-  bool go[kRows];
-  for (int64_t k = k0; k < k1; k += kGroup) {
-    for (int64_t r = 0; r < rows; ++r) {
-      go[r] = Pass1<kType, kUsed>(a, b, m0 + r, panel, k, lanes, c + r * kMmaPanel, scaled[r]);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      if (HWY_UNLIKELY(!go[r])) continue;
+  Scaled scaled[R];
+  HWY_ALIGN int8_t product_max[R][kMmaPanel];
+  const uint32_t* ae[R];
+  const float* ak[R];
+  float* cr[R];
+  const Scaled* in[R];
+  for (int r = 0; r < R; ++r) {
+    ae[r] = &a.exponents4[static_cast<size_t>((row + r) * a.padded_k + k)];
+    ak[r] = x.value + at + r * kBlock;
+    cr[r] = c + r * c_stride;
+    in[r] = &scaled[r];
+  }
+  LargestExponents<kGroup, R>(
+      ae, &b.exponents[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)], product_max);
+  bool go[R];
+  bool all = true;
+  for (int r = 0; r < R; ++r) {
+    go[r] = Pass1<kType, kUsed>(a, b, row + r, panel, k, lanes, product_max[r], cr[r], scaled[r]);
+    all = all && go[r];
+  }
+  if (HWY_UNLIKELY(!all)) {
+    for (int r = 0; r < R && R > 1; ++r) {
+      if (!go[r]) continue;
+      const float* const ak1[1] = {ak[r]};
+      const Scaled* const in1[1] = {in[r]};
+      float* const c1[1] = {cr[r]};
       if constexpr (FormatOf(kType).bytes == 1) {
-        const int64_t at = r * af_stride + (k - k0);
-        Pass2Chains<kType, kUsed>(af + at, flip + at, bf + (k - k0) * 2 * kMmaPanel, scaled[r],
-                                  c + r * kMmaPanel);
-        continue;
+        Pass2Chain<kType, kUsed, 1>(x, at + r * kBlock, bk, low, in1, c1);
+      } else {
+        bool fit[1];
+        Pass2<kType, kUsed, 1>(ak1, bk, in1, c1, fit);
+        if (!fit[0]) SlowGroup<kType>(a, b, row + r, panel, k, lanes, cr[r]);
       }
-      if (HWY_UNLIKELY(
-              !(Pass2<kType, kUsed>(af + r * af_stride + (k - k0), bf + (k - k0) * kMmaPanel,
-                                    scaled[r], c + r * kMmaPanel)))) {
-        SlowGroup<kType>(a, b, m0 + r, panel, k, lanes, c + r * kMmaPanel);
-      }
+    }
+    return;
+  }
+  if constexpr (FormatOf(kType).bytes == 1) {
+    Pass2Chain<kType, kUsed, R>(x, at, bk, low, in, cr);
+  } else {
+    bool fit[R];
+    Pass2<kType, kUsed, R>(ak, bk, in, cr, fit);
+    for (int r = 0; r < R; ++r) {
+      if (HWY_UNLIKELY(!fit[r])) SlowGroup<kType>(a, b, row + r, panel, k, lanes, cr[r]);
+    }
+  }
+}
+
+// Rows [m0, m0 + rows) of c (64 columns each, c_stride apart) walk the groups of [k0, k1). bf holds
+// the panel from k0 on. All rows take a group before the next one, so that the latency of one row's
+// chain hides behind the others.
+template <MmaType kType, int kUsed>
+void RowsPanel(const MmaRows& a, const RowsOfA& x, const MmaRows& b, int64_t m0, int64_t rows,
+               int64_t panel, int64_t k0, int64_t k1, const float* bf, const int8_t* low,
+               uint64_t lanes, float* c, int64_t c_stride) {
+  constexpr MmaFormat kFormat = FormatOf(kType);
+  for (int64_t k = k0; k < k1; k += kFormat.group) {
+    const float* bk = bf + (k - k0) * kMmaPanel;
+    const int8_t* lk = low + (k - k0) * 2 * kMmaPanel;
+    int64_t r = 0;
+    for (; r + kTogether <= rows; r += kTogether) {
+      GroupOfRows<kType, kUsed, kTogether>(a, x, r * kBlock + k - k0, b, m0 + r, panel, k, bk, lk,
+                                           lanes, c + r * c_stride, c_stride);
+    }
+    for (; r < rows; ++r) {
+      GroupOfRows<kType, kUsed, 1>(a, x, r * kBlock + k - k0, b, m0 + r, panel, k, bk, lk, lanes,
+                                   c + r * c_stride, c_stride);
     }
   }
 }
 
 template <MmaType kType>
-HWY_INLINE void Widen(const uint16_t* in, int64_t n, float* out) {
+HWY_INLINE hn::Vec<D> LoadHalves(const uint16_t* in) {
   const D d;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    if constexpr (kType == MmaType::kF16) {
+  if constexpr (kType == MmaType::kF16) {
 #if HWY_TARGET == HWY_AVX2
-      _mm256_store_ps(out + i,
-                      _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+    return hn::Vec<D>{_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)))};
 #else
-      _mm512_store_ps(
-          out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i))));
+    return hn::Vec<D>{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)))};
 #endif
-    } else {
-      const auto bits = hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<uint16_t, D>(), in + i));
-      hn::Store(hn::BitCast(d, hn::ShiftLeft<16>(bits)), d, out + i);
+  } else {
+    const auto bits = hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<uint16_t, D>(), in));
+    return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+  }
+}
+
+// The exponent of the lowest set bit of x, relative to base, or kMmaNoBit for a zero.
+HWY_INLINE hn::Vec<DI> LowestBit(hn::Vec<D> x, int base) {
+  const D d;
+  const DI di;
+  const auto bits = hn::BitCast(di, x);
+  const auto significand = hn::Or(hn::And(bits, hn::Set(di, 0x7fffff)), hn::Set(di, 0x800000));
+  const auto lowest = hn::ConvertTo(d, hn::And(significand, hn::Neg(significand)));
+  const auto exponent = hn::Add(hn::ShiftRight<23>(hn::And(bits, hn::Set(di, 0x7fffffff))),
+                                hn::ShiftRight<23>(hn::BitCast(di, lowest)));
+  const auto relative = hn::Sub(exponent, hn::Set(di, 127 + 23 + 127 + base));
+  return hn::IfThenElse(hn::RebindMask(di, hn::Eq(x, hn::Zero(d))), hn::Set(di, kMmaNoBit),
+                        relative);
+}
+
+// B [n, 64] from row k of the panel on as f32 [n][64] and, for fp8, its lowest bits as Pass2Chain
+// wants them.
+template <MmaType kType>
+HWY_INLINE void WidenB(const MmaRows& b, int64_t panel, int64_t k, int64_t n,
+                       float* HWY_RESTRICT out, int8_t* HWY_RESTRICT low) {
+  const D d;
+  const DI di;
+  const uint16_t* in = &b.halves[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)];
+  for (int64_t i = 0; i < n; ++i, in += kMmaPanel) {
+    int base = 0;
+    if constexpr (FormatOf(kType).bytes == 1) {
+      base =
+          b.groups[static_cast<size_t>((panel * b.padded_k + k + i) / FormatOf(kType).group)].base;
+    }
+    for (int64_t j = 0; j < kMmaPanel; j += kLanes) {
+      const auto x = LoadHalves<kType>(in + j);
+      hn::Store(x, d, out + i * kMmaPanel + j);
+      if constexpr (FormatOf(kType).bytes == 1) {
+        const auto lowest = LowestBit(x, base);
+        const auto none = hn::Set(di, kMmaNoBit);
+        const auto negative = hn::RebindMask(di, hn::Lt(x, hn::Zero(d)));
+        int8_t* to = low + i * 2 * kMmaPanel + j;
+        hn::Store(hn::DemoteTo(DQ(), hn::IfThenElse(negative, lowest, none)), DQ(), to);
+        hn::Store(hn::DemoteTo(DQ(), hn::IfThenElse(negative, none, lowest)), DQ(), to + kMmaPanel);
+      }
     }
   }
 }
 
-// Splits b [n, 64] by sign: out [n][2][64].
-HWY_INLINE void SplitSigns(const float* in, int64_t n, float* out) {
+// n (whole groups) elements of a row of A from k on, to place `to` of x.
+template <MmaType kType>
+HWY_INLINE void WidenA(const MmaRows& a, int64_t row, int64_t k, int64_t n, int64_t to,
+                       RowsOfA& x) {
   const D d;
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < kMmaPanel; j += kLanes) {
-      const auto x = hn::Load(d, in + i * kMmaPanel + j);
-      hn::Store(hn::Max(x, hn::Zero(d)), d, out + i * 2 * kMmaPanel + j);
-      hn::Store(hn::Min(x, hn::Zero(d)), d, out + i * 2 * kMmaPanel + kMmaPanel + j);
+  const DI di;
+  const DU du;
+  const uint16_t* in = &a.halves[static_cast<size_t>(row * a.padded_k + k)];
+  for (int64_t i = 0; i < n; i += kLanes, to += kLanes) {
+    const auto v = LoadHalves<kType>(in + i);
+    hn::Store(v, d, x.value + to);
+    if constexpr (FormatOf(kType).bytes == 1) {
+      const auto at = static_cast<size_t>((row * a.padded_k + k + i) / FormatOf(kType).group);
+      const auto byte =
+          hn::And(hn::BitCast(du, LowestBit(v, a.groups[at].base)), hn::Set(du, 0xff));
+      hn::Store(hn::Mul(byte, hn::Set(du, 0x01010101u)), du, x.lowest4 + to);
+      const auto negative = hn::ShiftRight<31>(hn::BitCast(di, v));
+      hn::Store(hn::And(negative, hn::Set(di, static_cast<int32_t>(kMmaPanel))), di, x.flip + to);
     }
   }
 }
@@ -304,13 +493,10 @@ HWY_INLINE void SplitSigns(const float* in, int64_t n, float* out) {
 template <MmaType kType>
 HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaRows& b, int64_t n0,
                             int64_t n1, int64_t k0, int64_t k1, float* c, int64_t c_stride) {
-  // 32 KiB of B as f32: the block of K that stays in the first-level cache. fp8 holds both signs.
-  constexpr bool kSplit = FormatOf(kType).bytes == 1;
-  constexpr int64_t kBlock = kSplit ? 64 : 128;
+  // The block of K of which B stays in the first-level cache.
+  RowsOfA x;
   HWY_ALIGN float bf[kBlock * kMmaPanel];
-  HWY_ALIGN float split[kSplit ? kBlock * 2 * kMmaPanel : kLanes];
-  HWY_ALIGN int64_t flip[kSplit ? kRows * kBlock : kLanes] = {};
-  HWY_ALIGN float af[kRows * kBlock];
+  HWY_ALIGN int8_t low[FormatOf(kType).bytes == 1 ? kBlock * 2 * kMmaPanel : 1];
   HWY_ALIGN float tile[kRows * kMmaPanel];
   k1 = std::min(a.padded_k,
                 (k1 + FormatOf(kType).group - 1) / FormatOf(kType).group * FormatOf(kType).group);
@@ -320,34 +506,29 @@ HWY_NOINLINE void TypedTile(const MmaRows& a, int64_t m0, int64_t m1, const MmaR
     const int64_t panel = n / kMmaPanel;
     for (int64_t k = k0; k < k1; k += kBlock) {
       const int64_t kn = std::min(k1, k + kBlock);
-      Widen<kType>(&b.halves[static_cast<size_t>((panel * b.padded_k + k) * kMmaPanel)],
-                   (kn - k) * kMmaPanel, bf);
-      if constexpr (kSplit) SplitSigns(bf, kn - k, split);
-      const float* operand = kSplit ? split : bf;
+      WidenB<kType>(b, panel, k, kn - k, bf, low);
       for (int64_t m = m0; m < m1; m += kRows) {
         const int64_t rows = std::min(kRows, m1 - m);
+        for (int64_t r = 0; r < rows; ++r) WidenA<kType>(a, m + r, k, kn - k, r * kBlock, x);
+        float* out = c + (m - m0) * c_stride + (n - n0);
+        if (columns == kMmaPanel) {
+          RowsPanel<kType, kVectors>(a, x, b, m, rows, panel, k, kn, bf, low, lanes, out, c_stride);
+          continue;
+        }
         for (int64_t r = 0; r < rows; ++r) {
-          Widen<kType>(&a.halves[static_cast<size_t>((m + r) * a.padded_k + k)], kn - k,
-                       af + r * kBlock);
-          if constexpr (kSplit) {
-            for (int64_t i = 0; i < kn - k; ++i) {
-              flip[r * kBlock + i] = af[r * kBlock + i] < 0.0f ? kMmaPanel : 0;
-            }
-          }
           float* to = tile + r * kMmaPanel;
-          std::memcpy(to, c + (m + r - m0) * c_stride + (n - n0), static_cast<size_t>(columns) * 4);
+          std::memcpy(to, out + r * c_stride, static_cast<size_t>(columns) * 4);
           std::fill(to + columns, to + kMmaPanel, 0.0f);
         }
         if ((columns + kLanes - 1) / kLanes * 2 <= kVectors) {
-          RowsPanel<kType, kVectors / 2>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand,
-                                         lanes, tile);
+          RowsPanel<kType, kVectors / 2>(a, x, b, m, rows, panel, k, kn, bf, low, lanes, tile,
+                                         kMmaPanel);
         } else {
-          RowsPanel<kType, kVectors>(a, b, m, rows, panel, k, kn, af, flip, kBlock, operand, lanes,
-                                     tile);
+          RowsPanel<kType, kVectors>(a, x, b, m, rows, panel, k, kn, bf, low, lanes, tile,
+                                     kMmaPanel);
         }
         for (int64_t r = 0; r < rows; ++r) {
-          std::memcpy(c + (m + r - m0) * c_stride + (n - n0), tile + r * kMmaPanel,
-                      static_cast<size_t>(columns) * 4);
+          std::memcpy(out + r * c_stride, tile + r * kMmaPanel, static_cast<size_t>(columns) * 4);
         }
       }
     }

@@ -73,6 +73,8 @@ inline double Get(const Tensor& t, int64_t i) {
       return ToFloat(t.as<uint16_t>()[i]);
     case DType::kF16:
       return F16ToF32(t.as<uint16_t>()[i]);
+    case DType::kE4M3:
+      return E4m3ToF32(t.as<uint8_t>()[i]);
     case DType::kI32:
       return t.as<int32_t>()[i];
     case DType::kI64:
@@ -97,6 +99,9 @@ inline void Put(Tensor& t, int64_t i, double v) {
       break;
     case DType::kF16:
       t.mutable_as<uint16_t>()[i] = F32ToF16(static_cast<float>(v));
+      break;
+    case DType::kE4M3:
+      t.mutable_as<uint8_t>()[i] = F32ToE4m3(static_cast<float>(v));
       break;
     case DType::kI32:
       t.mutable_as<int32_t>()[i] = static_cast<int32_t>(v);

@@ -7,8 +7,12 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
+#include "base/sha256.h"
 #include "hwy/targets.h"
 #include "ops/generic_case.h"
 #include "ops/generic_suite.h"
@@ -124,6 +128,54 @@ TEST(GenericOps, RepeatGivesTheSameBits) {
       if (op->backward) ExpectSameGradients(first, again);
     }
   });
+}
+
+// Every output and gradient of every operator and key as lines "DIGEST <operator> <key>: <hex>".
+std::string Digests(int threads) {
+  std::string text;
+  ForEach([&](const OpInfo* op, const OpKey& key) {
+    Case c(op, key);
+    c.threads = threads;
+    c.Forward();
+    if (op->backward && !testing::Test::HasFatalFailure()) c.Backward();
+    Sha256 sha;
+    for (const Tensor& t : c.out) sha.Update(t.data(), static_cast<size_t>(t.size_bytes()));
+    for (const Tensor& t : c.din) {
+      if (t.defined()) sha.Update(t.data(), static_cast<size_t>(t.size_bytes()));
+    }
+    text += fmt::format("DIGEST {} {}: {}\n", op->name, key.ToString(), Hex(sha.Finish()));
+  });
+  return text;
+}
+
+// What the test below runs in a process of its own.
+TEST(GenericOps, DISABLED_PrintDigests) {
+  const char* threads = std::getenv("TARE_DIGEST_THREADS");
+  std::fputs(Digests(threads == nullptr ? 1 : std::atoi(threads)).c_str(), stdout);
+}
+
+// CHEAP-06: fresh processes, each with another heap, address layout and thread count, give the bits
+// of this one. In a process of its own no pool, cache or static of an earlier test is left over.
+TEST(GenericOps, FreshProcessesGiveTheSameBits) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string here = Digests(1);
+  ASSERT_NE(here, "");
+  for (const char* environment :
+       {"TARE_DIGEST_THREADS=1", "TARE_DIGEST_THREADS=3 MALLOC_PERTURB_=165 MALLOC_ARENA_MAX=1"}) {
+    const std::string command = fmt::format(
+        "{} '{}' --gtest_also_run_disabled_tests --gtest_filter=GenericOps.DISABLED_PrintDigests "
+        "2>/dev/null",
+        environment, self);
+    FILE* child = popen(command.c_str(), "r");
+    ASSERT_NE(child, nullptr);
+    std::string lines;
+    char line[1024];
+    while (std::fgets(line, sizeof(line), child) != nullptr) {
+      if (std::string_view(line).starts_with("DIGEST ")) lines += line;
+    }
+    EXPECT_EQ(pclose(child), 0) << command;
+    EXPECT_EQ(lines, here) << command;
+  }
 }
 
 TEST(GenericOps, ThreadsMoveNoBit) {

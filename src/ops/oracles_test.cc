@@ -148,6 +148,25 @@ const OracleRegistration linear("linear", [](const OpKey& key, int64_t rows, con
   }
 });
 
+const OracleRegistration fp8("fp8_linear",
+                             [](const OpKey& key, int64_t rows, const Values& in, Values& out) {
+                               const size_t n = static_cast<size_t>(key.dim("n"));
+                               const size_t k = in[2].size() / n, blocks = (k + 127) / 128;
+                               for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+                                 for (size_t j = 0; j < n; ++j) {
+                                   double sum = in.size() > 4 ? in[4][j] : 0.0;
+                                   for (size_t i = 0; i < k; ++i) {
+                                     sum += in[0][t * k + i] * in[1][t * blocks + i / 128] *
+                                            in[2][j * k + i] * in[3][j / 128 * blocks + i / 128];
+                                   }
+                                   out[0][t * n + j] = sum;
+                                 }
+                               }
+                             });
+
+const OracleRegistration kv_cache("kv_cache", [](const OpKey&, int64_t, const Values& in,
+                                                 Values& out) { out = in; });
+
 const OracleRegistration rope("rope", [](const OpKey& key, int64_t rows, const Values& in,
                                          Values& out) {
   const int64_t width = key.dim("head_dim");

@@ -124,11 +124,14 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     }
     std::vector<float> partial(static_cast<size_t>(kRows * kColumns));
     std::vector<float> acc(static_cast<size_t>(p.segments * kRows * kColumns));
+    const bool one_chain = fault::Active(kOneChain, ctx.side);
+    const bool in_turn = fault::Active(kScalesInTurn, ctx.side);
     for (int64_t i = 0; i < row_blocks; ++i) {
       const int64_t m0 = i * kRows, rows = std::min(a.m, m0 + kRows) - m0;
       std::fill(acc.begin(), acc.end(), 0.0f);
       for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t k0 = b * kBlock, k1 = std::min(p.k, k0 + kBlock);
+        const int64_t k0 = b * kBlock, k1 = one_chain ? p.k : std::min(p.k, k0 + kBlock);
+        if (one_chain && b > 0) break;
         if (sm90) {
           std::fill(partial.begin(), partial.end(), 0.0f);
           numerics::MmaTile(xa[static_cast<size_t>(i)], 0, rows, wb, 0, width, k0, k1,
@@ -141,7 +144,10 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
         // A panel of 64 columns lies inside one block of 128 output features.
         const float w_scale = a.w_scale[n0 / kBlock * blocks + b];
         for (int64_t r = 0; r < rows; ++r) {
-          const float scale = a.x_scale[(m0 + r) * blocks + b] * w_scale;
+          const float x_scale = a.x_scale[(m0 + r) * blocks + b];
+          const float scale = in_turn ? w_scale : x_scale * w_scale;
+          for (int64_t c = 0; in_turn && c < width; ++c)
+            partial[static_cast<size_t>(r * kColumns + c)] *= x_scale;
           for (int64_t c = 0; c < width; ++c) {
             float& s = sum[r * kColumns + c];
             s = numerics::Fma(partial[static_cast<size_t>(r * kColumns + c)], scale, s);

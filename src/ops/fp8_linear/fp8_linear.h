@@ -12,10 +12,16 @@
 #include <cstdint>
 
 #include "base/status.h"
+#include "ops/contract.h"
 #include "ops/op.h"
 #include "tensor/dtype.h"
 
 namespace tare::ops::fp8_linear {
+
+TARE_FAULT(kOneChain, "fp8_linear.one_chain", "fp8_linear", "C3,C5",
+           "one chain over all of K that is scaled once: no promotion to f32 after 128 products");
+TARE_FAULT(kScalesInTurn, "fp8_linear.scales_in_turn", "fp8_linear", "C3,C5",
+           "a block's sum is multiplied by one scale after the other, with two roundings");
 
 inline constexpr int64_t kBlock = 128;
 
@@ -40,6 +46,8 @@ struct Args {
   void* y = nullptr;               // [m, n], dense
 };
 
+// Every choice of these params that can move a bit.
+Contract ContractOf(const Params& params, Profile profile);
 Status Check(const Params& params);
 size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t m);
 Status Forward(const Ctx& ctx, const Params& params, const Args& args);

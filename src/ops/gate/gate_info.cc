@@ -20,6 +20,7 @@ Params ParamsOf(const OpKey& key) {
 Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "gate";
+  c.version = 2;  // 2: exp and what is made of it keep the rounding of the reduced argument
   c.variant = ActivationName(p.activation);
   c.formula = {fmt::format("y = {}({}(g) * u)", DTypeName(p.dtype), c.variant)};
   c.backward = {fmt::format("du = {}(dy * {}(g))", DTypeName(p.grad_dtype), c.variant),

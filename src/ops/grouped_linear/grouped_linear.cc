@@ -5,6 +5,7 @@
 
 #include "ops/linear/gemm.h"
 #include "ops/linear/gemm_kernels.h"
+#include "ops/linear/gradient_operands.h"
 #include "ops/linear/linear_plain.h"
 #include "ops/registry.h"
 #include "ops/trace.h"
@@ -93,13 +94,6 @@ void Trace(const Ctx& ctx, const Params& p, const char* op, const char* kernel, 
                      fmt::format("{},{}->{}", DTypeName(p.linear.x_dtype),
                                  DTypeName(p.linear.w_dtype), DTypeName(p.linear.y_dtype)),
                      fmt::format("R={} N={} K={}", rows, p.linear.n, p.linear.k)});
-}
-
-gemm::Matrix Operand(const Params& p, const void* data, DType dtype, int64_t stride) {
-  gemm::Matrix m{.data = data, .dtype = dtype, .stride = stride};
-  m.round_to_bf16 = p.linear.backward_operand == DType::kBF16 && dtype != DType::kBF16;
-  m.round_to_f16 = p.linear.backward_operand == DType::kF16 && dtype != DType::kF16;
-  return m;
 }
 
 }  // namespace
@@ -200,9 +194,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   const int64_t tokens = a.token_of == nullptr ? a.rows : a.x_rows;
   if (a.dw != nullptr) TARE_RETURN_IF_ERROR(CheckUnits(a.units, tokens).Annotate("grouped_linear"));
   if (a.rows == 0) return Ok();
-  TARE_RETURN_IF_ERROR(CheckPointer("dy", a.dy));
-  if (a.dx != nullptr) TARE_RETURN_IF_ERROR(CheckPointer("w (needed for dx)", a.w));
-  if (a.dw != nullptr) TARE_RETURN_IF_ERROR(CheckPointer("x (needed for dw)", a.x));
+  TARE_RETURN_IF_ERROR(linear::CheckGradientOperands("grouped_linear", a.dy, a.x, a.w,
+                                                     a.dx != nullptr, a.dw != nullptr));
 #ifdef TARE_WITH_CUDA
   if (ctx.device == Device::kCuda) return BackwardCuda(ctx, p, a);
 #endif
@@ -235,8 +228,10 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
       gemm::Problem problem;
       problem.m = a.offsets[static_cast<size_t>(e + 1)] - begin;
       problem.n = lp.k;
-      problem.a = Operand(p, At(a.dy, lp.dy_dtype, begin * lp.n), lp.dy_dtype, lp.n);
-      problem.b = Operand(p, At(a.w, lp.w_dtype, e * lp.n * lp.k), lp.w_dtype, lp.k);
+      problem.a =
+          linear::GradientOperand(lp, At(a.dy, lp.dy_dtype, begin * lp.n), lp.dy_dtype, lp.n);
+      problem.b =
+          linear::GradientOperand(lp, At(a.w, lp.w_dtype, e * lp.n * lp.k), lp.w_dtype, lp.k);
       problem.groups = groups;
       problem.y = At(a.dx, lp.dx_dtype, begin * lp.k);
       problem.y_dtype = lp.dx_dtype;
@@ -252,9 +247,9 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
       gemm::Problem problem;
       problem.m = lp.n;
       problem.n = lp.k;
-      problem.a = Operand(p, a.dy, lp.dy_dtype, lp.n);
+      problem.a = linear::GradientOperand(lp, a.dy, lp.dy_dtype, lp.n);
       problem.a_rows_are_k = true;
-      problem.b = Operand(p, a.x, lp.x_dtype, stride);
+      problem.b = linear::GradientOperand(lp, a.x, lp.x_dtype, stride);
       if (!a.x_by_row) problem.b.rows = a.token_of;
       // The expert's rows of each unit: one range, because they ascend by token.
       int64_t r = a.offsets[static_cast<size_t>(e)];

@@ -2,6 +2,7 @@
 
 #include "ops/head_logprob/head_logprob.h"
 #include "ops/info.h"
+#include "ops/logprob/logprob_operands.h"
 
 namespace tare::ops::head_logprob {
 namespace {
@@ -31,6 +32,7 @@ Contract ContractOf(const Params& p, Profile profile) {
       {.vocab = p.vocab, .logits_dtype = p.logits_dtype, .grad_dtype = p.dtype});
   Contract c;
   c.op = "head_logprob";
+  c.version = 2;  // 2: exp and what is made of it keep the rounding of the reduced argument
   c.variant = fmt::format("{}-logits", DTypeName(p.logits_dtype));
   c.profile = l.profile;
   c.formula = {"the bits of linear (the head) followed by logprob, in tiles of rows"};
@@ -83,43 +85,24 @@ const OpInfo& Info() {
       const Params p = ParamsOf(key);
       Signature s;
       s.inputs = {RowOperand("x", p.dtype, {rows, p.hidden}, true),
-                  SharedOperand("w", p.dtype, {p.vocab, p.hidden}, true),
-                  IndexOperand("targets", {rows}, p.vocab),
-                  RowOperand("temperature", DType::kF32, {rows})};
+                  SharedOperand("w", p.dtype, {p.vocab, p.hidden}, true)};
       s.inputs[1].scale = 0.25f;
-      s.inputs[3].fill = Fill::kPositive;
-      s.inputs[3].finite = true;
-      s.outputs = {RowOperand("logprob", DType::kF32, {rows}, true),
-                   RowOperand("entropy", DType::kF32, {rows}, true),
-                   SavedOperand("max", DType::kF32, {rows}),
-                   SavedOperand("log_sum", DType::kF32, {rows})};
+      for (Operand& o : logprob::TargetOperands(rows, p.vocab)) s.inputs.push_back(std::move(o));
+      s.outputs = logprob::RowOutputs(rows);
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
       Args a;
-      a.rows = call.rows;
       a.x = call.in[0].data();
       a.w = call.in[1].data();
-      a.targets = call.in[2].as<int32_t>();
-      a.temperature = call.in[3].as<float>();
-      a.logprob = call.out[0].mutable_as<float>();
-      a.entropy = call.out[1].mutable_as<float>();
-      a.max = call.out[2].mutable_as<float>();
-      a.log_sum = call.out[3].mutable_as<float>();
+      logprob::BindForward(call, 2, a);
       return Forward(ctx, ParamsOf(key), a);
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
       BackwardArgs a;
-      a.rows = call.rows;
       a.x = call.in[0].data();
       a.w = call.in[1].data();
-      a.targets = call.in[2].as<int32_t>();
-      a.temperature = call.in[3].as<float>();
-      a.entropy = call.out[1].as<float>();
-      a.max = call.out[2].as<float>();
-      a.log_sum = call.out[3].as<float>();
-      a.dlogprob = call.dout[0].as<float>();
-      a.dentropy = call.dout[1].as<float>();
+      logprob::BindBackward(call, 2, a);
       a.dx = call.din[0].mutable_data();
       a.dw = call.din[1].mutable_as<float>();
       a.units = call.units;

@@ -4,6 +4,7 @@
 
 #include "ops/linear/gemm.h"
 #include "ops/trace.h"
+#include "tensor/convert.h"
 
 namespace tare::ops::kv_cache {
 namespace {
@@ -113,11 +114,13 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
       }
     }
   }
+  const bool local = fault::Active(kChunkLocalPosition, ctx.side);
+  const bool fp8 = fault::Active(kWriteFp8, ctx.side);
   int64_t rows = 0;
   for (const attention::Run& r : a.runs) {
     rows += r.q_rows;
     for (int64_t t = 0; t < r.q_rows; ++t) {
-      const int64_t key = r.position + t;
+      const int64_t key = (local ? 0 : r.position) + t;
       const int64_t page = a.block_table[r.block_row * a.max_pages + key / a.page_size];
       const int64_t to = (page * a.page_size + key % a.page_size) * row * size;
       const auto bytes = static_cast<size_t>(row * size);
@@ -125,6 +128,13 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
                   static_cast<const uint8_t*>(a.k) + (r.q_begin + t) * k_stride * size, bytes);
       std::memcpy(static_cast<uint8_t*>(a.v_pages) + to,
                   static_cast<const uint8_t*>(a.v) + (r.q_begin + t) * v_stride * size, bytes);
+      if (!fp8) continue;
+      for (void* pages : {a.k_pages, a.v_pages}) {
+        for (int64_t x = to / size; x < to / size + row; ++x) {
+          const float v = gemm::LoadAsF32(pages, p.dtype, x);
+          gemm::StoreRounded(pages, p.dtype, x, E4m3ToF32(F32ToE4m3(v)));
+        }
+      }
     }
   }
   if (ctx.trace != nullptr) {

@@ -10,9 +10,15 @@
 
 #include "base/status.h"
 #include "ops/attention/attention.h"
+#include "ops/contract.h"
 #include "ops/op.h"
 
 namespace tare::ops::kv_cache {
+
+TARE_FAULT(kChunkLocalPosition, "kv_cache.chunk_local_position", "kv_cache", "C3",
+           "rows of a run are written from position 0 on, wherever the run starts");
+TARE_FAULT(kWriteFp8, "kv_cache.write_fp8", "kv_cache", "C3,C5",
+           "K and V are rounded to e4m3 as they are written");
 
 struct Params {
   int64_t kv_heads = 0;
@@ -40,6 +46,7 @@ struct Args {
   int32_t* nonfinite_flag = nullptr;
 };
 
+Contract ContractOf(const Params& params);
 Status Forward(const Ctx& ctx, const Params& params, const Args& args);
 
 #ifdef TARE_WITH_CUDA

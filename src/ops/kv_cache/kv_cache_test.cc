@@ -62,6 +62,27 @@ TEST(KvCache, RefusesNonFiniteValuesByNameAndWritesNothing) {
   }
 }
 
+// C3: a chunk's place follows from its absolute position. Each fault: equal without it, other bytes
+// with it, and on its own side alone.
+TEST(KvCache, FaultsFlipBits) {
+  const auto run = [](fault::Side side, const std::string& spec) {
+    const fault::Scoped scoped(spec);
+    Fixture f;
+    EXPECT_TRUE(Forward({.pool = &f.pool, .side = side}, f.p, f.a).ok());
+    return std::pair(f.k_pages, f.v_pages);
+  };
+  const auto clean = run(fault::Side::kTrainer, "");
+  EXPECT_EQ(clean, run(fault::Side::kRollout, ""));
+  for (const char* name : {"kv_cache.chunk_local_position", "kv_cache.write_fp8"}) {
+    const std::string spec = std::string(name) + "@rollout";
+    EXPECT_EQ(clean, run(fault::Side::kTrainer, spec)) << name;
+    const auto faulty = run(fault::Side::kRollout, spec);
+    EXPECT_NE(clean.first, faulty.first) << name;
+    EXPECT_NE(clean.second, faulty.second) << name;
+  }
+  EXPECT_EQ(clean, run(fault::Side::kRollout, "")) << "a fault stayed on";
+}
+
 TEST(KvCache, RefusesPagesOutsideThePool) {
   Fixture f;
   f.table[3] = 4;

@@ -9,6 +9,7 @@
 
 #include "ops/linear/gemm.h"
 #include "ops/linear/gemm_kernels.h"
+#include "ops/linear/gradient_operands.h"
 #include "ops/linear/linear_plain.h"
 #include "ops/trace.h"
 
@@ -297,9 +298,8 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   }
   if (a.dw != nullptr || a.dbias != nullptr) TARE_RETURN_IF_ERROR(CheckUnits(a.units, a.m));
   if (a.m == 0) return Ok();
-  TARE_RETURN_IF_ERROR(CheckPointer("dy", a.dy));
-  if (a.dx != nullptr) TARE_RETURN_IF_ERROR(CheckPointer("w (needed for dx)", a.w));
-  if (a.dw != nullptr) TARE_RETURN_IF_ERROR(CheckPointer("x (needed for dw)", a.x));
+  TARE_RETURN_IF_ERROR(
+      CheckGradientOperands("linear", a.dy, a.x, a.w, a.dx != nullptr, a.dw != nullptr));
 #ifdef TARE_WITH_CUDA
   if (ctx.device == Device::kCuda) return BackwardCuda(ctx, p, a);
 #endif
@@ -307,19 +307,13 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   if (AnyFault(ctx.side)) return PlainBackward(ctx, p, a);
 
   const bool sm90 = ctx.profile == Profile::kSm90Mma && p.backward_operand != DType::kF32;
-  const auto operand = [&](const void* data, DType dtype, int64_t stride) {
-    gemm::Matrix m{.data = data, .dtype = dtype, .stride = stride};
-    m.round_to_bf16 = p.backward_operand == DType::kBF16 && dtype != DType::kBF16;
-    m.round_to_f16 = p.backward_operand == DType::kF16 && dtype != DType::kF16;
-    return m;
-  };
-  const gemm::Matrix dy = operand(a.dy, p.dy_dtype, Stride(a.dy_stride, p.n));
+  const gemm::Matrix dy = GradientOperand(p, a.dy, p.dy_dtype, Stride(a.dy_stride, p.n));
   if (a.dx != nullptr) {
     gemm::Problem problem;
     problem.m = a.m;
     problem.n = p.k;
     problem.a = dy;
-    problem.b = operand(a.w, p.w_dtype, p.k);
+    problem.b = GradientOperand(p, a.w, p.w_dtype, p.k);
     problem.b_layout = gemm::BLayout::kRowsAreK;
     problem.groups = DxGroups(p);
     problem.y = a.dx;
@@ -338,7 +332,7 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     problem.n = p.k;
     problem.a = dy;
     problem.a_rows_are_k = true;
-    problem.b = operand(a.x, p.x_dtype, Stride(a.x_stride, p.k));
+    problem.b = GradientOperand(p, a.x, p.x_dtype, Stride(a.x_stride, p.k));
     problem.b_layout = gemm::BLayout::kRowsAreK;
     for (const TokenUnit& u : a.units) problem.groups.push_back({{u.begin, u.begin + u.rows}});
     problem.sink = gemm::Problem::Sink::kAddEach;

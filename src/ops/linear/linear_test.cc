@@ -364,6 +364,8 @@ TEST_P(LinearProfile, FaultsFlipBits) {
   const Gradients healthy =
       RunBackward(c, x, w, dy, pool, GetParam(), false, fault::Side::kTrainer);
   fault::Scoped planted("linear.dw_without_partial_group@trainer");
+  const Gradients other = RunBackward(c, x, w, dy, pool, GetParam(), false, fault::Side::kRollout);
+  EXPECT_TRUE(other.dw == healthy.dw) << "active on the wrong side";
   const Gradients faulty = RunBackward(c, x, w, dy, pool, GetParam(), false, fault::Side::kTrainer);
   EXPECT_FALSE(faulty.dw == healthy.dw);
   EXPECT_TRUE(faulty.dx == healthy.dx);

@@ -2,6 +2,7 @@
 
 #include "ops/info.h"
 #include "ops/logprob/logprob.h"
+#include "ops/logprob/logprob_operands.h"
 
 namespace tare::ops::logprob {
 namespace {
@@ -19,6 +20,7 @@ Params ParamsOf(const OpKey& key) {
 Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "logprob";
+  c.version = 2;  // 2: exp and what is made of it keep the rounding of the reduced argument
   c.variant = fmt::format("{}-logits", DTypeName(p.logits_dtype));
   c.formula = {"z = f32(logit) / T; T = 1 divides by nothing",
                "leaf i of eight: ids [i * ceil(V/8), (i + 1) * ceil(V/8)); blocks of 128 ids from "
@@ -77,42 +79,23 @@ const OpInfo& Info() {
     op->signature = [](const OpKey& key, int64_t rows) {
       const Params p = ParamsOf(key);
       Signature s;
-      s.inputs = {RowOperand("logits", p.logits_dtype, {rows, p.vocab}, true),
-                  IndexOperand("targets", {rows}, p.vocab),
-                  RowOperand("temperature", DType::kF32, {rows})};
+      s.inputs = {RowOperand("logits", p.logits_dtype, {rows, p.vocab}, true)};
       s.inputs[0].scale = 4.0f;
       s.inputs[0].grad_dtype = p.grad_dtype;
-      s.inputs[2].fill = Fill::kPositive;
-      s.inputs[2].finite = true;
-      s.outputs = {RowOperand("logprob", DType::kF32, {rows}, true),
-                   RowOperand("entropy", DType::kF32, {rows}, true),
-                   SavedOperand("max", DType::kF32, {rows}),
-                   SavedOperand("log_sum", DType::kF32, {rows})};
+      for (Operand& o : TargetOperands(rows, p.vocab)) s.inputs.push_back(std::move(o));
+      s.outputs = RowOutputs(rows);
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
       Args a;
-      a.rows = call.rows;
       a.logits = call.in[0].data();
-      a.targets = call.in[1].as<int32_t>();
-      a.temperature = call.in[2].as<float>();
-      a.logprob = call.out[0].mutable_as<float>();
-      a.entropy = call.out[1].mutable_as<float>();
-      a.max = call.out[2].mutable_as<float>();
-      a.log_sum = call.out[3].mutable_as<float>();
+      BindForward(call, 1, a);
       return Forward(ctx, ParamsOf(key), a);
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
       BackwardArgs a;
-      a.rows = call.rows;
       a.logits = call.in[0].data();
-      a.targets = call.in[1].as<int32_t>();
-      a.temperature = call.in[2].as<float>();
-      a.entropy = call.out[1].as<float>();
-      a.max = call.out[2].as<float>();
-      a.log_sum = call.out[3].as<float>();
-      a.dlogprob = call.dout[0].as<float>();
-      a.dentropy = call.dout[1].as<float>();
+      BindBackward(call, 1, a);
       a.dlogits = call.din[0].mutable_data();
       return Backward(ctx, ParamsOf(key), a);
     };

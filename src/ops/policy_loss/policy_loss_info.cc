@@ -30,6 +30,7 @@ constexpr int64_t kGlobalCount = 100;
 Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "policy_loss";
+  c.version = 2;  // 2: exp keeps the rounding of the reduced argument
   const char* kl[] = {"no-kl", "k1", "k2", "k3"};
   const char* normalise[] = {"token", "sequence", "constant"};
   c.variant = fmt::format("{}-{}{}", kl[static_cast<int>(p.kl)],

@@ -1,6 +1,6 @@
 #include "ops/sampling/sampling.h"
 
-#include <atomic>
+#include <algorithm>
 #include <bit>
 
 #include "numerics/elementary.h"
@@ -24,15 +24,18 @@ namespace HWY_NAMESPACE {
 using namespace tare::ops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
 namespace num = tare::numerics::HWY_NAMESPACE;
 
-// z = f32(logit) / T for a whole row; false when one is NaN. `maximum` has +0 for -0.
-bool Scale(const Params& p, const void* logits, float temperature, float* z, float* maximum) {
+// z[i] = f32(logit[i]) / T for ids [begin, end) of a row; false when one is NaN. `maximum` has +0
+// for -0.
+bool Scale(const Params& p, const void* logits, float temperature, int64_t begin, int64_t end,
+           float* z, float* maximum) {
   const DF d;
   auto nan = hn::IsNaN(hn::Zero(d));
   VF top = hn::Set(d, -__builtin_inff());
   const VF vt = hn::Set(d, temperature);
   WithRowDType(p.logits_dtype, [&](auto tag) HWY_ATTR {
-    const auto* x = static_cast<const decltype(tag)*>(logits);
-    ForEachVector(p.vocab, [&](int64_t i, int64_t n) HWY_ATTR {
+    const auto* x = static_cast<const decltype(tag)*>(logits) + begin;
+    z += begin;
+    ForEachVector(end - begin, [&](int64_t i, int64_t n) HWY_ATTR {
       VF v = LoadPart(x + i, n);
       if (temperature != 1.0f) v = hn::Div(v, vt);
       nan = hn::Or(nan, hn::IsNaN(v));
@@ -48,7 +51,7 @@ bool Scale(const Params& p, const void* logits, float temperature, float* z, flo
   return hn::AllFalse(d, nan);
 }
 
-// e[i] = exp2((z[i] - maximum) * log2e) * 2^40, exact after the exp2.
+// e[i] = exp2((z[i] - maximum) * log2e) * 2^40, exact after the exp2, for `count` ids.
 void Masses(const float* z, float maximum, int64_t count, float* e) {
   const DF d;
   const VF m = hn::Set(d, maximum);
@@ -140,15 +143,36 @@ unsigned __int128 ShareOf(uint64_t share, uint64_t total) {
   return (product >> 32) + ((product & 0xffffffffu) != 0 ? 1 : 0);
 }
 
-float LogSoftmaxAt(const std::vector<float>& z, int64_t id) {
+// body(leaf, begin, end) for the ids of each vocabulary leaf, in parallel where the pool is free.
+// What a leaf computes depends on no other, so the bits are those of one thread.
+template <class Body>
+void ForLeaves(ThreadPool& pool, int64_t vocab, const Body& body) {
+  pool.ParallelFor(8, [&](int64_t leaf) {
+    body(leaf, logprob::LeafBegin(vocab, leaf), logprob::LeafBegin(vocab, leaf + 1));
+  });
+}
+
+float LogSoftmaxAt(ThreadPool& pool, const std::vector<float>& z, int64_t id) {
   logprob::Partial leaves[8];
   const int64_t vocab = static_cast<int64_t>(z.size());
-  for (int64_t leaf = 0; leaf < 8; ++leaf) {
-    leaves[leaf] = logprob::LeafOf(z.data(), DType::kF32, 1.0f, logprob::LeafBegin(vocab, leaf),
-                                   logprob::LeafBegin(vocab, leaf + 1), false);
-  }
+  ForLeaves(pool, vocab, [&](int64_t leaf, int64_t begin, int64_t end) {
+    leaves[leaf] = logprob::LeafOf(z.data(), DType::kF32, 1.0f, begin, end, false);
+  });
   const logprob::Partial whole = logprob::TreeOfLeaves(leaves);
   return CanonicalNanOr((z[static_cast<size_t>(id)] - whole.m) - numerics::Log(whole.l));
+}
+
+// Scale over a whole row.
+bool ScaleRow(ThreadPool& pool, const Params& p, const void* logits, float temperature,
+              std::vector<float>& z, float* maximum) {
+  float top[8];
+  bool clean[8];
+  ForLeaves(pool, p.vocab, [&](int64_t leaf, int64_t begin, int64_t end) {
+    clean[leaf] =
+        HWY_DYNAMIC_DISPATCH(Scale)(p, logits, temperature, begin, end, z.data(), &top[leaf]);
+  });
+  *maximum = *std::max_element(top, top + 8);
+  return std::all_of(clean, clean + 8, [](bool c) { return c; });
 }
 
 const void* RowOf(const Params& p, const void* logits, int64_t stride, int64_t row) {
@@ -169,8 +193,8 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
   const bool greedy = asked == 0.0f;
   std::vector<float> z(vocab);
   float maximum = 0;
-  const bool clean = HWY_DYNAMIC_DISPATCH(Scale)(p, RowOf(p, a.logits, a.stride, b),
-                                                 greedy ? 1.0f : asked, z.data(), &maximum);
+  const bool clean =
+      ScaleRow(*ctx.pool, p, RowOf(p, a.logits, a.stride, b), greedy ? 1.0f : asked, z, &maximum);
   if (!clean) return fmt::format("sampling: row {} has a NaN logit", b);
   if (!std::isfinite(maximum))
     return fmt::format("sampling: the largest logit of row {} is {}; finite", b, maximum);
@@ -187,9 +211,14 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
     kept = 1;
   } else {
     std::vector<float> e(vocab);
-    HWY_DYNAMIC_DISPATCH(Masses)(z.data(), maximum, p.vocab, e.data());
     std::vector<uint64_t> w(vocab);
-    for (size_t i = 0; i < vocab; ++i) w[i] = static_cast<uint64_t>(static_cast<int64_t>(e[i]));
+    ForLeaves(*ctx.pool, p.vocab, [&](int64_t, int64_t begin, int64_t end) {
+      HWY_DYNAMIC_DISPATCH(Masses)(z.data() + begin, maximum, end - begin, e.data() + begin);
+      for (int64_t i = begin; i < end; ++i) {
+        const auto at = static_cast<size_t>(i);
+        w[at] = static_cast<uint64_t>(static_cast<int64_t>(e[at]));
+      }
+    });
     const int64_t top_k = a.top_k == nullptr ? 0 : a.top_k[b];
     if (top_k > 0 && top_k < p.vocab) {
       KeepPrefix(z, Select(z, in, nullptr, static_cast<unsigned __int128>(top_k)), ties_high, in);
@@ -237,21 +266,33 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
     for (size_t i = 0; i < vocab; ++i)
       bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (in[i] << (i % 8)));
   }
-  if (a.logprob != nullptr) a.logprob[b] = LogSoftmaxAt(z, token);
-  if (a.processed_logprob != nullptr) {
+  // Where every id is kept the processed distribution is the whole one.
+  const bool all_kept = kept == p.vocab;
+  float whole = 0.0f;
+  if (a.logprob != nullptr || (a.processed_logprob != nullptr && all_kept))
+    whole = LogSoftmaxAt(*ctx.pool, z, token);
+  if (a.logprob != nullptr) a.logprob[b] = whole;
+  if (a.processed_logprob != nullptr && all_kept) a.processed_logprob[b] = whole;
+  if (a.processed_logprob != nullptr && !all_kept) {
     for (size_t i = 0; i < vocab; ++i) {
       if (in[i] == 0) z[i] = -__builtin_inff();
     }
-    a.processed_logprob[b] = LogSoftmaxAt(z, token);
+    a.processed_logprob[b] = LogSoftmaxAt(*ctx.pool, z, token);
   }
   return {};
 }
 
-// Runs rows in parallel and gives the refusal of the lowest row.
+// Runs rows in parallel, or one after another with the threads inside each when there are fewer
+// rows than threads, and gives the refusal of the lowest row.
 template <class Row>
 Status ForRows(const Ctx& ctx, int64_t rows, const Row& row) {
   std::vector<std::string> refusals(static_cast<size_t>(rows));
-  ctx.pool->ParallelFor(rows, [&](int64_t b) { refusals[static_cast<size_t>(b)] = row(b); });
+  const auto one = [&](int64_t b) { refusals[static_cast<size_t>(b)] = row(b); };
+  if (rows < ctx.pool->threads()) {
+    for (int64_t b = 0; b < rows; ++b) one(b);
+  } else {
+    ctx.pool->ParallelFor(rows, one);
+  }
   for (const std::string& refusal : refusals) {
     if (!refusal.empty()) return Status(Code::kInvalidArgument, refusal);
   }
@@ -315,8 +356,8 @@ Status Replay(const Ctx& ctx, const Params& params, const ReplayArgs& args) {
     const float temperature = args.temperature == nullptr ? 1.0f : args.temperature[b];
     std::vector<float> z(static_cast<size_t>(params.vocab));
     float maximum = 0;
-    if (!HWY_DYNAMIC_DISPATCH(Scale)(params, RowOf(params, args.logits, stride, b), temperature,
-                                     z.data(), &maximum)) {
+    if (!ScaleRow(*ctx.pool, params, RowOf(params, args.logits, stride, b), temperature, z,
+                  &maximum)) {
       return fmt::format("sampling: row {} has a NaN logit", b);
     }
     const uint8_t* bits = args.candidates + b * ((params.vocab + 7) / 8);
@@ -327,7 +368,7 @@ Status Replay(const Ctx& ctx, const Params& params, const ReplayArgs& args) {
       if (!in) z[i] = -__builtin_inff();
     }
     if (count == 0) return fmt::format("sampling: the candidate set of row {} is empty", b);
-    args.logprob[b] = LogSoftmaxAt(z, args.targets[b]);
+    args.logprob[b] = LogSoftmaxAt(*ctx.pool, z, args.targets[b]);
     return {};
   });
 }
