@@ -109,6 +109,16 @@ __device__ __forceinline__ void TensorLoad(uint32_t destination, const CUtensorM
       : "memory");
 }
 
+// A box of three dimensions.
+__device__ __forceinline__ void TensorLoad3d(uint32_t destination, const CUtensorMap* map,
+                                             uint32_t barrier, int32_t x, int32_t y, int32_t z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3, %4, %5}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 // The same box into the same shared-memory offset of every CTA in `mask`; each one's barrier at the
 // offset of `barrier` is told of its own bytes.
 __device__ __forceinline__ void TensorLoadMulticast(uint32_t destination, const CUtensorMap* map,
