@@ -2,7 +2,8 @@
 //
 // dK and dV: a CTA owns 128 keys for one query head and walks the rows that see them in blocks of
 // 64, ascending; its two warpgroups hold 64 keys each. The scores stand transposed, so that P and
-// dS are the matrix unit's A operand as they come out of its accumulator. The sums of one head go
+// dS are the matrix unit's A operand as they come out of its accumulator. The warpgroups take turns
+// at P and dS (hardware barriers 3 and 4), here and in dQ. The sums of one head go
 // to memory in f32 (after every cut of the contract); a second kernel adds the heads of a group in
 // order. dQ: a CTA owns 128 rows of one query head, its warpgroups 64 each, and walks the keys in
 // tiles of 128, ascending. P and dS are computed twice: once in each kernel. Nothing is added by
@@ -158,8 +159,22 @@ __device__ __forceinline__ void KeySide(const Backward& b, const Run& run, int h
     stored = true;
   };
   Stage<kKeyStages> stage;
+  const uint32_t own_turn = 3 + group, other_turn = 4 - group;
+  const auto release = [&] {
+    if (thread == 0) sm90::BarrierArrive(barriers + 8 + (kKeyStages + stage.slot) * 8);
+    stage.Next();
+  };
+  if (group == 1) sm90::NamedBarrierArrive(own_turn - 1, 256);
   sm90::BarrierWait(barriers, 0);
-  for (int row0 = key0; row0 < row_end; row0 += kRows) {
+  int row0 = key0;
+  // Blocks in which no row sees a key of this warpgroup.
+  for (; row0 + kRows <= wg_key0 && row0 < row_end; row0 += kRows) {
+    sm90::BarrierWait(barriers + 8 + stage.slot * 8, stage.parity);
+    sm90::NamedBarrier(own_turn, 256);
+    sm90::NamedBarrierArrive(other_turn, 256);
+    release();
+  }
+  for (; row0 < row_end; row0 += kRows) {
     if (row0 % b.unit_rows == 0 && row0 != key0) {
       store();
 #pragma unroll
@@ -167,59 +182,57 @@ __device__ __forceinline__ void KeySide(const Backward& b, const Run& run, int h
     }
     const uint32_t q = base + L::kFixed + stage.slot * L::kKeyStage, go = q + L::kRowTile;
     sm90::BarrierWait(barriers + 8 + stage.slot * 8, stage.parity);
-    if (row0 + kRows > wg_key0) {  // else no row of the block sees a key of this warpgroup
-      if (rows - row0 < kRows) {
-        ZeroRows<kD>(q, rows - row0, kRows, thread);
-        ZeroRows<kD>(go, rows - row0, kRows, thread);
-        sm90::FenceProxyAsync();
-        sm90::NamedBarrier(1 + group, 128);
-      }
-      float s[kRows / 2], dp[kRows / 2];
-      sm90::WgmmaFence();
-      IssueProduct<kD, kRows>(s, k_at, kKeys, q);
-      IssueProduct<kD, kRows>(dp, v_at, kKeys, go);
-      sm90::WgmmaWait<1>();
-      sm90::PinRegisters(s);
-      const bool masked = row0 < wg_key0 + 63 || row0 + kRows > rows ||
-                          (b.window != 0 && row0 + kRows - 1 - b.window >= wg_key0);
-      const auto visible = [&](int half, int column) {
-        const int row = row0 + column, key = own_key[half];
-        return row < rows && key <= row && (b.window == 0 || key > row - b.window);
-      };
+    if (rows - row0 < kRows) {
+      ZeroRows<kD>(q, rows - row0, kRows, thread);
+      ZeroRows<kD>(go, rows - row0, kRows, thread);
+      sm90::FenceProxyAsync();
+      sm90::NamedBarrier(1 + group, 128);
+    }
+    float s[kRows / 2], dp[kRows / 2], row_value[kRows / 4];
+    sm90::WgmmaFence();
+    IssueProduct<kD, kRows>(s, k_at, kKeys, q);
+    IssueProduct<kD, kRows>(dp, v_at, kKeys, go);
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i)
-        s[i] = FastProbability(s[i], b.c, __ldg(lse2 + row0 + 8 * (i / 4) + i % 2));
-      if (masked) {
-#pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-          if (!visible(i / 2 % 2, 8 * (i / 4) + 2 * (lane % 4) + i % 2)) s[i] = 0.0f;
-        }
-      }
-      uint32_t p[kRows / 16][4], ds[kRows / 16][4];
-      PackFragments<kRows>(s, p);
-      sm90::WgmmaWait<0>();
-      sm90::PinRegisters(dp);
+    for (int i = 0; i < kRows / 4; ++i) row_value[i] = __ldg(lse2 + row0 + 8 * (i / 2) + i % 2);
+    sm90::WgmmaWait<1>();
+    sm90::PinRegisters(s);
+    sm90::NamedBarrier(own_turn, 256);
+    const bool masked = row0 < wg_key0 + 63 || row0 + kRows > rows ||
+                        (b.window != 0 && row0 + kRows - 1 - b.window >= wg_key0);
+    const auto visible = [&](int half, int column) {
+      const int row = row0 + column, key = own_key[half];
+      return row < rows && key <= row && (b.window == 0 || key > row - b.window);
+    };
+    const auto mask = [&] {
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
-        s[i] = __fmul_rn(s[i], __fsub_rn(dp[i], __ldg(delta + row0 + 8 * (i / 4) + i % 2)));
+        if (!visible(i / 2 % 2, 8 * (i / 4) + 2 * (lane % 4) + i % 2)) s[i] = 0.0f;
       }
-      if (masked) {  // 0 * NaN is not 0
+    };
 #pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-          if (!visible(i / 2 % 2, 8 * (i / 4) + 2 * (lane % 4) + i % 2)) s[i] = 0.0f;
-        }
-      }
-      PackFragments<kRows>(s, ds);
-      sm90::WgmmaFence();
-      IssueSum<kD, kRows>(dv, p, go);
-      IssueSum<kD, kRows>(dk, ds, q);
-      sm90::WgmmaCommit();
-      sm90::WgmmaWait<0>();
-      sm90::PinRegisters(dv);
-      sm90::PinRegisters(dk);
-    }
-    if (thread == 0) sm90::BarrierArrive(barriers + 8 + (kKeyStages + stage.slot) * 8);
-    stage.Next();
+    for (int i = 0; i < kRows / 2; ++i)
+      s[i] = FastProbability(s[i], b.c, row_value[i / 4 * 2 + i % 2]);
+    if (masked) mask();
+#pragma unroll
+    for (int i = 0; i < kRows / 4; ++i) row_value[i] = __ldg(delta + row0 + 8 * (i / 2) + i % 2);
+    uint32_t p[kRows / 16][4], ds[kRows / 16][4];
+    sm90::WgmmaWait<0>();
+    sm90::PinRegisters(dp);
+    PackFragments<kRows>(s, p);
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i)
+      s[i] = __fmul_rn(s[i], __fsub_rn(dp[i], row_value[i / 4 * 2 + i % 2]));
+    if (masked) mask();  // 0 * NaN is not 0
+    PackFragments<kRows>(s, ds);
+    sm90::NamedBarrierArrive(other_turn, 256);
+    sm90::WgmmaFence();
+    IssueSum<kD, kRows>(dv, p, go);
+    IssueSum<kD, kRows>(dk, ds, q);
+    sm90::WgmmaCommit();
+    sm90::WgmmaWait<0>();
+    sm90::PinRegisters(dv);
+    sm90::PinRegisters(dk);
+    release();
   }
   store();
 }
@@ -350,6 +363,8 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
 #pragma unroll
   for (int i = 0; i < kD / 2; ++i) dq[i] = 0.0f;
   Stage<kRowStages> stage;
+  const uint32_t own_turn = 3 + group, other_turn = 4 - group;
+  if (group == 1) sm90::NamedBarrierArrive(own_turn - 1, 256);
   sm90::BarrierWait(barriers, 0);
   for (int tile = first; tile <= last; ++tile) {
     const int key0 = tile * kKeys;
@@ -359,6 +374,8 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
     sm90::BarrierWait(v_full, stage.parity);
     if (key0 > wg_row0 + 63) {
       if (thread == 0) sm90::BarrierArrive(v_full + 8);
+      sm90::NamedBarrier(own_turn, 256);
+      sm90::NamedBarrierArrive(other_turn, 256);
     } else {
       if (rows - key0 < kKeys) {
         ZeroRows<kD>(k, rows - key0, kKeys, thread);
@@ -371,6 +388,7 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
       IssueProduct<kD, kKeys>(dp, go, kRows, v);
       sm90::WgmmaWait<1>();
       sm90::PinRegisters(s);
+      sm90::NamedBarrier(own_turn, 256);
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] = FastProbability(s[i], b.c, lse2[i / 2 % 2]);
       sm90::WgmmaWait<0>();
@@ -388,6 +406,7 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
       }
       uint32_t ds[kKeys / 16][4];
       PackFragments<kKeys>(s, ds);
+      sm90::NamedBarrierArrive(other_turn, 256);
       sm90::WgmmaFence();
       IssueSum<kD, kKeys>(dq, ds, k);
       sm90::WgmmaCommit();

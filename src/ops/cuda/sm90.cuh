@@ -93,6 +93,11 @@ __device__ __forceinline__ void NamedBarrier(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Arrives at such a barrier without waiting for it.
+__device__ __forceinline__ void NamedBarrierArrive(uint32_t id, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // Tensor copies ------------------------------------------------------------------------------
 
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
