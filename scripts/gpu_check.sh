@@ -5,8 +5,9 @@
 #   scripts/gpu_check.sh [--build build/cuda] [--out docs/results] [--only PART,...]
 #
 # A part is a test binary (its *Cuda* tests, quick and slow apart), a memory checker over a bench's
-# `bits`, or a bench's `table`. The report is rewritten after every part, so that a run that is cut
-# keeps what it has; a part that is already in DIR/.parts for the same commit is not run again.
+# `bits`, a bench's `table`, or a bench beside a peer that lives in Python. The report is rewritten
+# after every part, so that a run that is cut keeps what it has; a part that is already in DIR/.parts
+# for the same commit is not run again.
 # Card settings are read, never changed. Exit 0 when every part passed, 1 when one failed, 69 without
 # a device.
 set -uo pipefail
@@ -95,6 +96,11 @@ for bench in "$build"/bench/*_cuda_bench; do
   fi
   part "bench-$name" 400 '^\||geometric|copy|cuBLAS' "$bench" table "$out/$device-$date.$name.json"
 done
+# Peers that live in Python, where it has them.
+if [ -x "$build/bench/attention_cuda_bench" ] && python3 -c 'import torch' 2>/dev/null; then
+  part "peer-attention" 400 '^\||PyTorch' python3 "$(dirname "$0")/attention_peer.py" \
+    "$build/bench/attention_cuda_bench" "$out/$device-$date.attention-peer.json"
+fi
 write_report
 echo "report: $report"
 exit $failed

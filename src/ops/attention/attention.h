@@ -13,23 +13,23 @@
 //   s_j   = chain(d) of q_d k_jd;  with soft cap: s_j = tanh(s_j * (scale / cap)) * cap
 //   c     = scale * log2e, rounded once (soft cap: c = log2e)
 //   visible: j <= i, and i - window < j when there is a window; masked p is +0
-//   split : m = -inf, l_0..3 = O = +0; a tile without a visible key is skipped; else ascending
-//     m' = max(m, s_j of the tile); alpha = exp2((m - m') * c), 1 in the first visible tile
-//     p_j = round_dtype(exp2_p(fma(s_j, c, -(m' * c))))
+//   split : r = -inf, l_0..3 = O = +0; a tile without a visible key is skipped; else ascending
+//     mc = max(s_j of the tile) * c; r' = mc <= r + 14 ? r : ceil(mc); NaN where infinite
+//     alpha = exp2(r - r'), 1 in the first visible tile (always an exact power of two)
+//     p_j = round_dtype(exp2_p(128 * clamp01(fma(s_j, c / 128, (100 - r') / 128)) - 100))
 //     l_q = l_q * alpha, then + p of columns 8b+2q, 8b+2q+1 of the tile, b ascending (q = 0..3)
 //     O = O * alpha, then chain(j ascending) of p_j v_j continues O
 //   split end: l = (l0 + l1) + (l2 + l3). Splits combine ascending from the first visible one:
-//     m' = max(m, m_s); a = exp2((m - m') * c); b = exp2((m_s - m') * c)
+//     r' = max(r, r_s); a = exp2(r - r'); b = exp2(r_s - r')
 //     l = fma(l_s, b, l * a); O = fma(O_s, b, O * a)
-//   sink logit t: t2 = t * log2e; M = max(m * c, t2); f = exp2(m * c - M);
-//     l = fma(l, f, exp2(t2 - M)); O = O * f; lse2 = M + log2(l).  Without: lse2 = fma(m, c,
-//     log2(l))
-//   out = round_dtype(O * (1 / l) + 0.0f)
+//   sink logit t: t2 = t * log2e; M = max(r, t2); f = exp2(r - M);
+//     l = fma(l, f, exp2(t2 - M)); O = O * f; lse2 = M + log2(l).  Without: lse2 = r + log2(l)
+//   out = round_dtype(O * (1 / l + (r - r)) + 0.0f); a NaN s_j counts as -inf
 //
 // Contract (backward), from the saved lse2; do is rounded to dtype first:
-//   p = exp2(fma(s, c, -lse2)); delta = lanes(32) of fma(do_d, out_d, .); dP_j = chain(d) of do_d
-//   v_jd dS = round_dtype(p * (dP - delta)); soft cap, u = tanh(.): dS = round_dtype((p * (dP -
-//   delta)) *
+//   p = exp2_p(max(fma(s, c, -lse2), -125)); delta = lanes(32) of fma(do_d, out_d, .); dP_j =
+//   chain(d) of do_d v_jd dS = round_dtype(p * (dP - delta)); soft cap, u = tanh(.): dS =
+//   round_dtype((p * (dP - delta)) *
 //     fma(-u, u, 1))
 //   dq = round(scale * chain(j ascending) of dS_j k_j + 0.0f)
 //   dk, dv: per query head, chains over rows ascending cut at every 4,096 rows of the sequence;
@@ -82,7 +82,7 @@ struct Params {
   bool sink = false;
   float softcap = 0.0f;  // 0: none
   // Contract values, by absolute position in the sequence.
-  int64_t kv_tile = 64;           // 64 or 128
+  int64_t kv_tile = 128;          // 64 or 128
   int64_t kv_split = 512;         // a multiple of kv_tile in [256, 2048]
   int64_t unit_rows = kUnitRows;  // cut of dk, dv and dsink over rows of a sequence
 };
@@ -119,7 +119,8 @@ struct Args {
   const float* sink = nullptr;  // [q_heads], iff params.sink
   std::span<const Run> runs;    // host memory; rows outside every run are not written
   // CUDA Graph capture: the same runs on the device, or null (the call then copies them through
-  // ctx.workspace). The CPU ignores it.
+  // ctx.workspace). A replay may find other positions there, as sequences grow; how many rows each
+  // run has stays. The CPU ignores it.
   const Run* device_runs = nullptr;
   void* out = nullptr;     // [T, q_heads, head_dim], rows out_stride elements apart
   int64_t out_stride = 0;  // 0: q_heads * head_dim
@@ -143,7 +144,8 @@ struct BackwardArgs {
   const void* dout = nullptr;   // [T, q_heads, head_dim] in dtype
   int64_t dout_stride = 0;
   std::span<const Run> runs;
-  void* dq = nullptr;  // [T, q_heads, head_dim], overwritten for the rows of runs
+  const Run* device_runs = nullptr;  // as in Args
+  void* dq = nullptr;                // [T, q_heads, head_dim], overwritten for the rows of runs
   int64_t dq_stride = 0;
   void* dk = nullptr;  // [rows, kv_heads, head_dim], overwritten
   int64_t dk_stride = 0;

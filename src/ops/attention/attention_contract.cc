@@ -24,6 +24,7 @@ Contract ContractOf(const Params& p, Profile profile) {
   const std::string_view t = DTypeName(p.dtype);
   const std::string step = sm90 ? fmt::format("sm90({})", t) : "fma";
   c.op = "attention";
+  c.version = 2;  // docs/decisions/0002-attention-reference.md
   c.profile = ProfileName(profile);
   c.variant = fmt::format("{}{}{}", p.window != 0 ? "window" : "causal", p.sink ? "-sink" : "",
                           p.softcap != 0.0f ? "-softcap" : "");
@@ -32,24 +33,27 @@ Contract ContractOf(const Params& p, Profile profile) {
       p.softcap != 0.0f ? "s[j] = tanh(s[j] * (scale / cap)) * cap; c = log2e"
                         : "c = scale * log2e",
       p.window != 0 ? "key j is visible when i - window < j <= i" : "key j is visible when j <= i",
-      "per split of kv_split positions: m = -inf, l[0..3] = O = +0; its tiles of kv_tile positions "
-      "ascending, those "
-      "without a visible key skipped",
-      "  m' = max(m, s of the tile); alpha = exp2((m - m') * c), 1 in the first visible tile",
-      fmt::format("  p[j] = {}(exp2_p(fma(s[j], c, -(m' * c)))), masked +0", t),
+      "per split of kv_split positions: r = -inf, l[0..3] = O = +0; its tiles of kv_tile positions "
+      "ascending, those without a visible key skipped",
+      "  mc = max(s of the tile) * c; r' = mc <= r + 14 ? r : ceil(mc), NaN where infinite; alpha "
+      "= "
+      "exp2(r - r'), 1 in "
+      "the "
+      "first visible tile",
+      fmt::format("  p[j] = {}(exp2_p(128 * y - 100)), y = fma(s[j], c / 128, (100 - r') / 128) "
+                  "clamped to [0, 1], NaN +0; masked +0",
+                  t),
       "  l[q] = l[q] * alpha, then + p of columns 8b+2q and 8b+2q+1, b ascending",
       fmt::format("  O = O * alpha, then chain(j ascending) of {}(p[j], v[j, d], .)", step),
       "  l = (l0 + l1) + (l2 + l3)",
-      "splits ascending from the first visible one: m' = max(m, ms); a = exp2((m - m') * c); b = "
-      "exp2((ms - m') * c); "
-      "l = fma(ls, b, l * a); O = fma(Os, b, O * a)",
-      p.sink ? "t2 = sink * log2e; M = max(m * c, t2); f = exp2(m * c - M); l = fma(l, f, exp2(t2 "
-               "- M)); O = O * f; "
-               "lse2 = M + log2(l)"
-             : "lse2 = fma(m, c, log2(l))",
-      fmt::format("out = {}(O * (1 / l) + 0.0)", t)};
+      "splits ascending from the first visible one: r' = max(r, rs); a = exp2(r - r'); b = "
+      "exp2(rs - r'); l = fma(ls, b, l * a); O = fma(Os, b, O * a)",
+      p.sink ? "t2 = sink * log2e; M = max(r, t2); f = exp2(r - M); l = fma(l, f, exp2(t2 - M)); "
+               "O = O * f; lse2 = M + log2(l)"
+             : "lse2 = r + log2(l)",
+      fmt::format("out = {}(O * (1 / l + (r - r)) + 0.0)", t)};
   c.backward = {
-      "p = exp2(fma(s, c, -lse2)); delta = lanes(32) of fma(dout, out, .)",
+      "p = exp2_p(max(fma(s, c, -lse2), -125)); delta = lanes(32) of fma(dout, out, .)",
       fmt::format("dP[j] = chain(d ascending) of {}(dout[d], v[j, d], .)", step),
       p.softcap != 0.0f
           ? fmt::format("dS = {}((p * (dP - delta)) * fma(-u, u, 1)), u = tanh(s * (scale / cap))",

@@ -18,6 +18,7 @@
 #include "numerics/elementary_simd.h"
 #include "numerics/fp.h"
 #include "ops/attention/attention_plain.h"
+#include "ops/attention/attention_simd-inl.h"
 #include "ops/linear/simd_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -156,13 +157,13 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
   const int64_t q_stride = a.q_stride == 0 ? p.q_heads * d : a.q_stride;
   const int64_t out_stride = a.out_stride == 0 ? p.q_heads * d : a.out_stride;
   const float c_scalar = ScoreScale(p);
-  const VF c = hn::Set(df, c_scalar);
   const bool softcap = p.softcap != 0.0f;
 
   static thread_local KeyTile tile_data;
   alignas(64) float q[R * kDimMax], o[R * kDimMax], total[R * kDimMax], s[R * kTileMax];
   alignas(64) float lane[R][4];
   const void* v_row[kTileMax];
+  // m: reference r of the split
   float m[R], m_total[R] = {}, l_total[R] = {}, alpha[R];
   for (int r = 0; r < R; ++r)
     rows::LoadRow(a.q, kDType, run.q_begin * q_stride + (h0 + r) * d, d, q + r * d);
@@ -207,17 +208,17 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
         }
         for (int64_t j = first_group * kL; j < begin; ++j) sr[j] = -__builtin_inff();
         for (int64_t j = end; j < groups * kL; ++j) sr[j] = -__builtin_inff();
-        VF top = hn::Set(df, m[r]);
-        for (int64_t g = first_group; g < groups; ++g)
-          top = hn::Max(top, hn::Load(df, sr + g * kL));
-        const float mn = hn::GetLane(hn::MaxOfLanes(df, top));
-        alpha[r] = first_tile ? 1.0f : exp2((m[r] - mn) * c_scalar);
-        m[r] = mn;
-        const VF mc = hn::Neg(hn::Mul(hn::Set(df, mn), c));
+        VF top = hn::Set(df, -__builtin_inff());
+        for (int64_t g = first_group; g < groups; ++g) top = Larger(top, hn::Load(df, sr + g * kL));
+        const float rn = NextReference(m[r], hn::GetLane(hn::MaxOfLanes(df, top)) * c_scalar);
+        alpha[r] = first_tile ? 1.0f : exp2(m[r] - rn);
+        m[r] = rn;
+        const VF c7 = hn::Set(df, c_scalar * 0x1p-7f),
+                 offset = hn::Set(df, attention::ScoreOffset(rn));
         for (int64_t g = first_group; g < groups; ++g) {
-          VF x = num::Exp2P(df, hn::MulAdd(hn::Load(df, sr + g * kL), c, mc));
-          if constexpr (kBf16) x = rows::RoundToBf16(x);
-          hn::Store(x, df, sr + g * kL);
+          VF y = Probability(df, hn::Load(df, sr + g * kL), c7, offset);
+          if constexpr (kBf16) y = rows::RoundToBf16(y);
+          hn::Store(y, df, sr + g * kL);
         }
         // Masked p is +0 even where a whole row of -inf made it NaN.
         for (int64_t j = first_group * kL; j < begin; ++j) sr[j] = 0.0f;
@@ -248,7 +249,7 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
         continue;
       }
       const float mn = max2(m_total[r], m[r]);
-      const float fa = exp2((m_total[r] - mn) * c_scalar), fb = exp2((m[r] - mn) * c_scalar);
+      const float fa = exp2(m_total[r] - mn), fb = exp2(m[r] - mn);
       l_total[r] = numerics::Fma(ls, fb, l_total[r] * fa);
       m_total[r] = mn;
       for (int64_t x = 0; x < d; x += kL) {
@@ -264,15 +265,16 @@ void DecodeRows(const Params& p, const Args& a, const Run& run, int64_t kv_head,
     float l = l_total[r], f = 1.0f, lse;
     const auto log2 = [&](float x) { return hn::GetLane(num::Log2(df, hn::Set(df, x))); };
     if (p.sink) {
-      const float t2 = a.sink[h] * kLog2e, mc = m_total[r] * c_scalar;
-      const float top = mc != mc ? mc : t2 != t2 ? t2 : max2(mc, t2);
-      f = exp2(mc - top);
+      const float t2 = a.sink[h] * kLog2e, rt = m_total[r];
+      const float top = rt != rt ? rt : t2 != t2 ? t2 : max2(rt, t2);
+      f = exp2(rt - top);
       l = numerics::Fma(l, f, exp2(t2 - top));
       lse = top + log2(l);
     } else {
-      lse = numerics::Fma(m_total[r], c_scalar, log2(l));
+      lse = m_total[r] + log2(l);
     }
-    const VF inverse = hn::Set(df, 1.0f / l), fv = hn::Set(df, f);
+    const float rt_end = m_total[r];
+    const VF inverse = hn::Set(df, 1.0f / l + (rt_end - rt_end)), fv = hn::Set(df, f);
     float* t = total + r * d;
     for (int64_t x = 0; x < d; x += kL) {
       VF v = hn::Load(df, t + x);

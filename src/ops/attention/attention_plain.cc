@@ -28,6 +28,7 @@ struct Rules {
   bool fp8 = false;
   bool scale_q = false;
   bool leak = false;
+  bool tile_sums = false;
   int64_t low = 0;  // added to the window's lower edge
 
   Rules(const Ctx& ctx, const Params& params, size_t runs) : p(params) {
@@ -106,11 +107,11 @@ RowResult AttendRow(const Rules& rules, std::vector<float> q, int64_t i, float s
   }
   const int64_t first = rules.First(i);
   std::vector<float> total(static_cast<size_t>(d));
-  float m = -inf, l = 0.0f;
+  float r = -inf, l = 0.0f;
   bool started = false;
   for (int64_t split = first / p.kv_split; split * p.kv_split <= i; ++split) {
     std::vector<float> o(static_cast<size_t>(d), 0.0f);
-    float ms = -inf;
+    float rs = -inf;
     float lane[4] = {};
     bool first_tile = true;
     const int64_t split_end = std::min((split + 1) * p.kv_split, i + 1);
@@ -119,20 +120,23 @@ RowResult AttendRow(const Rules& rules, std::vector<float> q, int64_t i, float s
       const int64_t begin = std::max(tile, first), end = std::min(tile + p.kv_tile, i + 1);
       std::vector<float> s(static_cast<size_t>(p.kv_tile)),
           prob(static_cast<size_t>(p.kv_tile), 0.0f);
-      float mn = ms;
+      float top = -inf;
       for (int64_t j = begin; j < end; ++j) {
         float u;
         s[static_cast<size_t>(j - tile)] = rules.Score(q.data(), key(j).data(), &u);
-        mn = numerics::MaxOf(mn, s[static_cast<size_t>(j - tile)]);
+        top = std::max(top, s[static_cast<size_t>(j - tile)]);  // a NaN counts as -inf
       }
-      const float alpha = first_tile ? 1.0f : Exp2((ms - mn) * c);
-      const float mc = mn * c;
+      const float rn = NextReference(rs, top * c);
+      const float alpha = first_tile ? 1.0f : Rescale(rs, rn);
       for (int64_t j = begin; j < end; ++j) {
         const auto at = static_cast<size_t>(j - tile);
-        prob[at] = rules.Round(numerics::Exp2P(Fma(s[at], c, -mc)));
+        prob[at] = rules.Round(Probability(s[at], c * 0x1p-7f, ScoreOffset(rn)));
       }
       for (float& x : lane) x *= alpha;
-      for (int64_t j = 0; j < p.kv_tile; ++j) lane[j % 8 / 2] += prob[static_cast<size_t>(j)];
+      float tile_lane[4] = {};
+      for (int64_t j = 0; j < p.kv_tile; ++j)
+        (rules.tile_sums ? tile_lane : lane)[j % 8 / 2] += prob[static_cast<size_t>(j)];
+      for (int q = 0; q < 4; ++q) lane[q] += tile_lane[q];
       std::vector<std::vector<float>> rows;
       for (int64_t j = tile; j < end; ++j) rows.push_back(value(j));
       for (int64_t x = 0; x < d; ++x) {
@@ -141,33 +145,33 @@ RowResult AttendRow(const Rules& rules, std::vector<float> q, int64_t i, float s
         float& ox = o[static_cast<size_t>(x)];
         ox = rules.Chain(prob.data(), column.data(), end - tile, ox * alpha);
       }
-      ms = mn;
+      rs = rn;
       first_tile = false;
     }
     const float ls = (lane[0] + lane[1]) + (lane[2] + lane[3]);
     if (!started) {
-      m = ms, l = ls, total = o, started = true;
+      r = rs, l = ls, total = o, started = true;
       continue;
     }
-    const float mn = numerics::MaxOf(m, ms);
-    const float a = Exp2((m - mn) * c), b = Exp2((ms - mn) * c);
+    const float rn = numerics::MaxOf(r, rs);
+    const float a = Rescale(r, rn), b = Rescale(rs, rn);
     l = Fma(ls, b, l * a);
     for (size_t x = 0; x < total.size(); ++x) total[x] = Fma(o[x], b, total[x] * a);
-    m = mn;
+    r = rn;
   }
   RowResult result;
   float f = 1.0f;
   if (rules.sink) {
-    const float t2 = sink * kLog2e, mc = m * c;
-    const float top = numerics::MaxOf(mc, t2);
-    f = Exp2(mc - top);
+    const float t2 = sink * kLog2e;
+    const float top = numerics::MaxOf(r, t2);
+    f = Exp2(r - top);
     l = Fma(l, f, Exp2(t2 - top));
     for (float& x : total) x *= f;
     result.lse2 = top + numerics::Log2(l);
   } else {
-    result.lse2 = Fma(m, c, numerics::Log2(l));
+    result.lse2 = r + numerics::Log2(l);
   }
-  const float inverse = 1.0f / l;
+  const float inverse = 1.0f / l + (r - r);
   for (float& x : total) x = x * inverse + 0.0f;
   result.out = std::move(total);
   return result;
@@ -197,8 +201,12 @@ Status PlainForward(const Ctx& ctx, const Params& params, const Args& a) {
     if (fault::Active(kSplitByDecode, ctx.side) && run.q_rows == 1) {
       rules.p.kv_split = rules.p.kv_split == 256 ? 512 : rules.p.kv_split / 2 / 128 * 128;
     }
-    if (fault::Active(kTileByRows, ctx.side) && run.q_rows >= 64)
+    // The size alone moves no bit: r is an integer, and a chain goes on over tiles. A kernel that
+    // followed it would sum by tile.
+    if (fault::Active(kTileByRows, ctx.side) && run.q_rows >= 64) {
       rules.p.kv_tile = 192 - rules.p.kv_tile;
+      rules.tile_sums = true;
+    }
     ctx.pool->ParallelFor(run.q_rows * params.q_heads, [&](int64_t item) {
       const int64_t t = item / params.q_heads, h = item % params.q_heads, kv_head = h / group;
       const auto load = [&](const void* data, int64_t stride, int64_t key) {
@@ -272,7 +280,7 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
             const auto key = static_cast<size_t>(j);
             float u;
             const float s = rules.Score(q[at].data(), k[key].data(), &u);
-            const float prob = Exp2(Fma(s, rules.c, -lse2));
+            const float prob = BackwardProbability(s, rules.c, lse2);
             const float dp = rules.Chain(go[at].data(), v[key].data(), d, 0.0f);
             float g = prob * (dp - delta[at]);
             if (rules.softcap) g = g * Fma(-u, u, 1.0f);

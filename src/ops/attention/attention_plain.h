@@ -4,6 +4,7 @@
 // are held to, and the place where the planted faults of the operator live.
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_step.h"
 
 namespace tare::ops::attention {
 
@@ -16,7 +17,6 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
 
 // c of the contract: scale * log2e rounded once, or log2e under a soft cap.
 float ScoreScale(const Params& params);
-inline constexpr float kLog2e = 0x1.715476p+0f;
 
 // Element offset of key `key` of a run in K (its first head, first element).
 inline int64_t KeyOffset(const KvSource& kv, const Run& run, int64_t key, int64_t stride,

@@ -23,6 +23,7 @@
 #include "numerics/lanes.h"
 #include "numerics/mma.h"
 #include "ops/attention/attention_plain.h"
+#include "ops/attention/attention_simd-inl.h"
 #include "ops/linear/simd_rows-inl.h"
 #include "tensor/convert.h"
 
@@ -218,7 +219,7 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
   float* s = scratch.Take(p.kv_tile * width);
   float* kf = scratch.Take(p.kv_tile * d);
   float* vf = scratch.Take(p.kv_tile * d);
-  float* m = scratch.Take(width);  // of the split
+  float* m = scratch.Take(width);  // reference r of the split
   float* alpha = scratch.Take(width);
   float* quad = scratch.Take(4 * width);
   float* m_total = scratch.Take(width);
@@ -270,7 +271,7 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
           return hn::RebindMask(df, hn::AndNot(hn::Lt(key, low), hn::Not(hn::Gt(key, high))));
         };
         const VF old = hn::Load(df, m + w);
-        VF top = old;
+        VF top = minus_inf;
         for (int64_t j = 0; j < keys; ++j) {
           VF x = hn::Load(df, s + j * width + w);
           if (softcap) {
@@ -279,21 +280,29 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
           }
           if (masked) x = hn::IfThenElse(visible(j), x, minus_inf);
           if (masked || softcap) hn::Store(x, df, s + j * width + w);
-          top = hn::Max(top, x);
+          top = Larger(top, x);
         }
         // Seen before in this split: only then is there something to rescale.
         const auto begin = hn::Max(low, hn::Set(di, static_cast<int32_t>(split_begin)));
         const auto seen =
             hn::And(hn::Lt(begin, hn::Set(di, static_cast<int32_t>(tile))),
                     hn::Not(hn::Lt(high, hn::Set(di, static_cast<int32_t>(split_begin)))));
-        const VF scale = hn::IfThenElse(hn::RebindMask(df, seen),
-                                        num::Exp2(df, hn::Mul(hn::Sub(old, top), c)), one);
-        const VF mc = hn::Neg(hn::Mul(top, c));
+        // A row without a visible key here has top = -inf and keeps its reference.
+        const VF mc = hn::Mul(top, c);
+        VF r = hn::IfThenElse(hn::Le(mc, hn::Add(old, hn::Set(df, kSlack))), old, hn::Ceil(mc));
+        r = hn::Add(r, hn::Sub(r, r));  // an infinite one is NaN
+        const auto sees = hn::AndNot(hn::Lt(high, hn::Set(di, static_cast<int32_t>(tile))),
+                                     hn::Lt(low, hn::Set(di, static_cast<int32_t>(tile + keys))));
+        r = hn::IfThenElse(hn::RebindMask(df, sees), r, old);
+        const VF scale =
+            hn::IfThenElse(hn::RebindMask(df, seen), num::Exp2(df, hn::Sub(old, r)), one);
+        const VF c7 = hn::Mul(c, hn::Set(df, 0x1p-7f));
+        const VF offset = ScoreOffset(df, r);
         VF l[4];
         for (int q = 0; q < 4; ++q) l[q] = hn::Mul(hn::Load(df, quad + q * width + w), scale);
         const auto probability = [&](int64_t j) {
           float* sj = s + j * width + w;
-          VF x = RoundTo<kDType>(num::Exp2P(df, hn::MulAdd(hn::Load(df, sj), c, mc)));
+          VF x = RoundTo<kDType>(Probability(df, hn::Load(df, sj), c7, offset));
           if (masked) x = hn::IfThenElseZero(visible(j), x);
           hn::Store(x, df, sj);
           return x;
@@ -307,7 +316,7 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
         }
         for (; j < keys; ++j) l[j % 8 / 2] = hn::Add(l[j % 8 / 2], probability(j));
         for (int q = 0; q < 4; ++q) hn::Store(l[q], df, quad + q * width + w);
-        hn::Store(top, df, m + w);
+        hn::Store(r, df, m + w);
         hn::Store(scale, df, alpha + w);
       }
       if (tile == first_tile) {
@@ -337,8 +346,8 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
       const VF mt = split == first_split ? minus_inf : hn::Load(df, m_total + w);
       const VF lt = split == first_split ? hn::Zero(df) : hn::Load(df, l_total + w);
       const VF top = hn::Max(mt, ms);
-      VF fa_v = num::Exp2(df, hn::Mul(hn::Sub(mt, top), c));
-      VF fb_v = num::Exp2(df, hn::Mul(hn::Sub(ms, top), c));
+      VF fa_v = num::Exp2(df, hn::Sub(mt, top));
+      VF fb_v = num::Exp2(df, hn::Sub(ms, top));
       VF l_new = hn::MulAdd(l, fb_v, hn::Mul(lt, fa_v));
       l_new = hn::IfThenElse(none, lt, hn::IfThenElse(first, l, l_new));
       const VF m_new = hn::IfThenElse(none, mt, hn::IfThenElse(first, ms, top));
@@ -367,18 +376,17 @@ void ForwardBlockTyped(const Params& p, const Args& a, const Run& run, int64_t k
         t[i] = a.sink[kv_head * group + flat % group];
       }
       const VF t2 = hn::Mul(hn::Load(df, t), hn::Set(df, kLog2e));
-      const VF mc = hn::Mul(mt, c);
-      // A NaN maximum must stay one; hn::Max would drop it.
+      // A NaN reference must stay one; hn::Max would drop it.
       const VF top =
-          hn::IfThenElse(hn::IsNaN(mc), mc, hn::IfThenElse(hn::IsNaN(t2), t2, hn::Max(mc, t2)));
-      f = num::Exp2(df, hn::Sub(mc, top));
+          hn::IfThenElse(hn::IsNaN(mt), mt, hn::IfThenElse(hn::IsNaN(t2), t2, hn::Max(mt, t2)));
+      f = num::Exp2(df, hn::Sub(mt, top));
       l = hn::MulAdd(l, f, num::Exp2(df, hn::Sub(t2, top)));
       lse = hn::Add(top, num::Log2(df, l));
     } else {
-      lse = hn::MulAdd(mt, c, num::Log2(df, l));
+      lse = hn::Add(mt, num::Log2(df, l));
     }
     hn::Store(lse, df, lse2 + w);
-    const VF inverse = hn::Div(one, l);
+    const VF inverse = hn::Add(hn::Div(one, l), hn::Sub(mt, mt));
     for (int64_t x = 0; x < d; ++x) {
       VF v = hn::Load(df, total + x * width + w);
       if (p.sink) v = hn::Mul(v, f);
@@ -499,7 +507,7 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
               u = num::Tanh(df, hn::Mul(x, hn::Set(df, p.scale / p.softcap)));
               x = hn::Mul(u, hn::Set(df, p.softcap));
             }
-            VF prob = num::Exp2(df, hn::MulAdd(x, c, minus_lse));
+            VF prob = BackwardProbability(df, x, c, minus_lse);
             VF g = hn::Mul(prob, hn::Sub(hn::Load(df, dp), delta_v));
             if (softcap) g = hn::Mul(g, hn::NegMulAdd(u, u, hn::Set(df, 1.0f)));
             prob = RoundTo<kDType>(prob);

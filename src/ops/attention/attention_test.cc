@@ -452,7 +452,7 @@ TEST_P(AttentionProfile, FaultsFlipBits) {
   flips("attention.softcap_missing", {.softcap = 3.0f}, 24, 0);
   flips("attention.kv_fp8", {}, 24, 0);
   flips("attention.decode_other_split", {.dtype = DType::kF32, .split = 512}, 520, 519);
-  flips("attention.tile_by_rows", {.dtype = DType::kF32}, 130, 0);
+  flips("attention.tile_by_rows", {.dtype = DType::kF32}, 250, 0);
   flips("attention.scale_q_first", {.d = 32}, 40, 0);
 
   // Faults that need a neighbour: two sequences packed into one buffer.

@@ -93,6 +93,11 @@ __device__ __forceinline__ void NamedBarrier(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Arrives at such a barrier without waiting for it.
+__device__ __forceinline__ void NamedBarrierArrive(uint32_t id, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // Tensor copies ------------------------------------------------------------------------------
 
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
@@ -106,6 +111,16 @@ __device__ __forceinline__ void TensorLoad(uint32_t destination, const CUtensorM
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
       "{%3, %4}], [%2];" ::"r"(destination),
       "l"(map), "r"(barrier), "r"(x), "r"(y)
+      : "memory");
+}
+
+// A box of three dimensions.
+__device__ __forceinline__ void TensorLoad3d(uint32_t destination, const CUtensorMap* map,
+                                             uint32_t barrier, int32_t x, int32_t y, int32_t z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3, %4, %5}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 

@@ -17,6 +17,11 @@ namespace tare::ops::cuda {
 Status MapMatrix16(const void* data, int64_t rows, int64_t columns, int64_t stride, int box_rows,
                    CUtensorMap* map);
 
+// The same for rows of heads, [rows, heads, head_dim] with rows `stride` elements apart: boxes of
+// box_rows x box_heads x 64 elements, which lie in shared memory as box_rows * box_heads rows.
+Status MapHeads16(const void* data, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride,
+                  int box_rows, int box_heads, CUtensorMap* map);
+
 // Base aligned to 16 bytes, row stride a multiple of 16 bytes, dimensions in 1 .. 2^31 - 1.
 bool CanMap(const void* data, int64_t rows, int64_t columns, int64_t stride);
 

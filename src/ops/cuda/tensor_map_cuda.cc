@@ -58,4 +58,32 @@ Status MapMatrix16(const void* data, int64_t rows, int64_t columns, int64_t stri
   return Ok();
 }
 
+Status MapHeads16(const void* data, int64_t rows, int64_t heads, int64_t head_dim, int64_t stride,
+                  int box_rows, int box_heads, CUtensorMap* map) {
+  if (!CanMap(data, rows, heads * head_dim, stride) || head_dim % 8 != 0) {
+    return Unsupported(
+        "rows of heads [{}, {}, {}] with row stride {} at {} cannot be tensor-mapped: base, row and"
+        " head must be multiples of 16 bytes",
+        rows, heads, head_dim, stride, data);
+  }
+  TARE_ASSIGN_OR_RETURN(const auto encode, Encoder());
+  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(heads),
+                              static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(head_dim) * 2,
+                                 static_cast<cuuint64_t>(stride) * 2};
+  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_heads),
+                             static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const CUresult result =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), dims, strides, box,
+             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    return Error(Code::kInternal,
+                 "cuTensorMapEncodeTiled gave {} for [{}, {}, {}], stride {}, box {} x {}",
+                 static_cast<int>(result), rows, heads, head_dim, stride, box_rows, box_heads);
+  }
+  return Ok();
+}
+
 }  // namespace tare::ops::cuda

@@ -1,11 +1,14 @@
 #pragma once
 
-// The Hopper matrix step: d[64 x kN] += A[64 x 16] * B[16 x kN], bf16 operands in shared memory,
-// f32 accumulator in registers, one asynchronous instruction of a warpgroup.
+// The Hopper matrix step: d[64 x kN] += A[64 x 16] * B[16 x kN], bf16 operands, f32 accumulator in
+// registers, one asynchronous instruction of a warpgroup. B lies in shared memory, A there too
+// (Step) or in registers (StepRegisters).
 //
 // Fragment: warp w of the four holds rows 16w..16w+15; lane l holds, for each block j of 8 columns,
 // d[4j], d[4j+1] at row l / 4, columns 8j + 2(l % 4) and the next, and d[4j+2], d[4j+3] eight rows
-// below. A chain starts from d = +0. kTransA and kTransB say that the operand lies MN-major.
+// below. A in registers: a[0] row l / 4, k 2(l % 4) and the next; a[1] eight rows below; a[2], a[3]
+// the same rows, k + 8. A chain starts from d = +0: cleared by the caller, or by StepClear as its
+// first step. kTransA and kTransB say that the operand lies MN-major.
 
 #include <cstdint>
 
@@ -14,185 +17,116 @@ namespace tare::ops::sm90 {
 template <int kN>
 struct Wgmma;
 
-template <>
-struct Wgmma<16> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[8], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7"
-        "}, %8, %9, 1, 1, 1, %10, %11;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
+// Eight registers of the accumulator: as text from %0 on, and as operands.
+#define TARE_T0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TARE_T1 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TARE_T2 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define TARE_T3 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TARE_T4 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TARE_T5 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TARE_T6 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define TARE_T7 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define TARE_T8 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define TARE_T9 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define TARE_T10 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define TARE_T11 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define TARE_T12 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define TARE_T13 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define TARE_T14 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define TARE_T15 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define TARE_D(i)                                                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 
-template <>
-struct Wgmma<32> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[16], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, %16, %17, 1, 1, 1, %18, %19;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
+// One width: N columns, the register texts, the register operands, then the texts of the operands
+// that follow the registers.
+#define TARE_WGMMA(N, TEXT, OPERANDS, O0, O1, O2, O3, O4, O5)                                     \
+  template <>                                                                                     \
+  struct Wgmma<N> {                                                                               \
+    template <int kTransA, int kTransB>                                                           \
+    __device__ __forceinline__ static void Step(float (&d)[N / 2], uint64_t a, uint64_t b) {      \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" TEXT "}, " O0     \
+                   ", " O1 ", 1, 1, 1, " O2 ", " O3 ";"                                           \
+                   : OPERANDS                                                                     \
+                   : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                                 \
+    }                                                                                             \
+    template <int kTransA, int kTransB>                                                           \
+    __device__ __forceinline__ static void StepClear(float (&d)[N / 2], uint64_t a, uint64_t b) { \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" TEXT "}, " O0     \
+                   ", " O1 ", 0, 1, 1, " O2 ", " O3 ";"                                           \
+                   : OPERANDS                                                                     \
+                   : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                                 \
+    }                                                                                             \
+    template <int kTransB>                                                                        \
+    __device__ __forceinline__ static void StepRegisters(float (&d)[N / 2], const uint32_t* a,    \
+                                                         uint64_t b) {                            \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" TEXT "}, {" O0    \
+                   ", " O1 ", " O2 ", " O3 "}, " O4 ", 1, 1, 1, " O5 ";"                          \
+                   : OPERANDS                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));           \
+    }                                                                                             \
+  };
 
-template <>
-struct Wgmma<48> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[24], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23"
-        "}, %24, %25, 1, 1, 1, %26, %27;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
+// Lists of 1, 2, ... blocks of eight registers.
+#define TARE_TEXT1 TARE_T0
+#define TARE_REGS1 TARE_D(0)
+#define TARE_TEXT2 TARE_TEXT1 TARE_T1
+#define TARE_REGS2 TARE_REGS1, TARE_D(8)
+#define TARE_TEXT3 TARE_TEXT2 TARE_T2
+#define TARE_REGS3 TARE_REGS2, TARE_D(16)
+#define TARE_TEXT4 TARE_TEXT3 TARE_T3
+#define TARE_REGS4 TARE_REGS3, TARE_D(24)
+#define TARE_TEXT6 TARE_TEXT4 TARE_T4 TARE_T5
+#define TARE_REGS6 TARE_REGS4, TARE_D(32), TARE_D(40)
+#define TARE_TEXT8 TARE_TEXT6 TARE_T6 TARE_T7
+#define TARE_REGS8 TARE_REGS6, TARE_D(48), TARE_D(56)
+#define TARE_TEXT12 TARE_TEXT8 TARE_T8 TARE_T9 TARE_T10 TARE_T11
+#define TARE_REGS12 TARE_REGS8, TARE_D(64), TARE_D(72), TARE_D(80), TARE_D(88)
+#define TARE_TEXT16 TARE_TEXT12 TARE_T12 TARE_T13 TARE_T14 TARE_T15
+#define TARE_REGS16 TARE_REGS12, TARE_D(96), TARE_D(104), TARE_D(112), TARE_D(120)
 
-template <>
-struct Wgmma<64> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[32], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, 1, 1, 1, %34, %35;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
+TARE_WGMMA(16, TARE_TEXT1, TARE_REGS1, "%8", "%9", "%10", "%11", "%12", "%13")
+TARE_WGMMA(32, TARE_TEXT2, TARE_REGS2, "%16", "%17", "%18", "%19", "%20", "%21")
+TARE_WGMMA(48, TARE_TEXT3, TARE_REGS3, "%24", "%25", "%26", "%27", "%28", "%29")
+TARE_WGMMA(64, TARE_TEXT4, TARE_REGS4, "%32", "%33", "%34", "%35", "%36", "%37")
+TARE_WGMMA(96, TARE_TEXT6, TARE_REGS6, "%48", "%49", "%50", "%51", "%52", "%53")
+TARE_WGMMA(128, TARE_TEXT8, TARE_REGS8, "%64", "%65", "%66", "%67", "%68", "%69")
+TARE_WGMMA(192, TARE_TEXT12, TARE_REGS12, "%96", "%97", "%98", "%99", "%100", "%101")
+TARE_WGMMA(256, TARE_TEXT16, TARE_REGS16, "%128", "%129", "%130", "%131", "%132", "%133")
 
-template <>
-struct Wgmma<96> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[48], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-        "}, %48, %49, 1, 1, 1, %50, %51;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
-
-template <>
-struct Wgmma<128> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[64], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, 1, 1, 1, %66, %67;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
-
-template <>
-struct Wgmma<192> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[96], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-        "}, %96, %97, 1, 1, 1, %98, %99;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-          "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-          "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-          "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
-
-template <>
-struct Wgmma<256> {
-  template <int kTransA, int kTransB>
-  __device__ __forceinline__ static void Step(float (&d)[128], uint64_t a, uint64_t b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
-        "%111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-        "%127"
-        "}, %128, %129, 1, 1, 1, %130, %131;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-          "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-          "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-          "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
-          "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-          "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-          "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
-          "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
-  }
-};
+#undef TARE_TEXT1
+#undef TARE_REGS1
+#undef TARE_TEXT2
+#undef TARE_REGS2
+#undef TARE_TEXT3
+#undef TARE_REGS3
+#undef TARE_TEXT4
+#undef TARE_REGS4
+#undef TARE_TEXT6
+#undef TARE_REGS6
+#undef TARE_TEXT8
+#undef TARE_REGS8
+#undef TARE_TEXT12
+#undef TARE_REGS12
+#undef TARE_TEXT16
+#undef TARE_REGS16
+#undef TARE_T0
+#undef TARE_T1
+#undef TARE_T2
+#undef TARE_T3
+#undef TARE_T4
+#undef TARE_T5
+#undef TARE_T6
+#undef TARE_T7
+#undef TARE_T8
+#undef TARE_T9
+#undef TARE_T10
+#undef TARE_T11
+#undef TARE_T12
+#undef TARE_T13
+#undef TARE_T14
+#undef TARE_T15
+#undef TARE_D
+#undef TARE_WGMMA
 
 }  // namespace tare::ops::sm90

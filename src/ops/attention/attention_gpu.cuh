@@ -1,0 +1,137 @@
+#pragma once
+
+// Device code that the attention kernels share: which run a CTA works on, where a key lies, loads
+// and stores in any dtype.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "ops/attention/attention_gpu.h"
+#include "ops/attention/attention_step.h"
+
+namespace tare::ops::attention::gpu {
+
+constexpr float kInfinity = __builtin_huge_valf();
+
+// The run that item `item` belongs to when run r has units(r) items, and the item's index inside
+// it. Every lane of the warp gets the same answer; run < 0 when there are fewer items.
+struct Place {
+  int run;
+  int64_t index;
+};
+template <class Units>
+__device__ __forceinline__ Place Locate(int num_runs, int64_t item, const Units& units) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int base = 0; base < num_runs; base += 32) {
+    const int64_t own = base + lane < num_runs ? units(base + lane) : 0;
+    int64_t sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int64_t left = __shfl_up_sync(0xffffffff, sum, step);
+      if (lane >= step) sum += left;
+    }
+    const unsigned past = __ballot_sync(0xffffffff, item < sum);
+    if (past != 0) {
+      const int at = __ffs(static_cast<int>(past)) - 1;
+      return {base + at, item - __shfl_sync(0xffffffff, sum - own, at)};
+    }
+    item -= __shfl_sync(0xffffffff, sum, 31);
+  }
+  return {-1, 0};
+}
+
+__device__ __forceinline__ int64_t FlatRows(const Run& run, int group) {
+  return run.q_rows * group;
+}
+
+// Row of the packed buffer, or of all pages' slots, that holds a key.
+__device__ __forceinline__ int64_t KeyRow(const Forward& f, const Run& run, int key) {
+  if (f.block_table == nullptr) return run.kv_begin + key;
+  const int page = key / f.page_size;
+  return static_cast<int64_t>(f.block_table[run.block_row * f.max_pages + page]) * f.page_size +
+         (key - page * f.page_size);
+}
+
+template <DType kDType>
+__device__ __forceinline__ float LoadElement(const void* data, int64_t at) {
+  if constexpr (kDType == DType::kBF16)
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
+  if constexpr (kDType == DType::kF16) return __half2float(static_cast<const __half*>(data)[at]);
+  return static_cast<const float*>(data)[at];
+}
+template <DType kDType>
+__device__ __forceinline__ float RoundElement(float v) {
+  if constexpr (kDType == DType::kBF16) return __bfloat162float(__float2bfloat16_rn(v));
+  if constexpr (kDType == DType::kF16) return __half2float(__float2half_rn(v));
+  return v;
+}
+template <DType kDType>
+__device__ __forceinline__ void StoreElement(void* data, int64_t at, float v) {
+  if constexpr (kDType == DType::kBF16) {
+    static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(v);
+  } else if constexpr (kDType == DType::kF16) {
+    // A NaN of one's own: the canonical one of this format.
+    static_cast<uint16_t*>(data)[at] =
+        v != v ? uint16_t{0x7fff} : __half_as_ushort(__float2half_rn(v));
+  } else {
+    static_cast<float*>(data)[at] = numerics::Canonical(v);
+  }
+}
+
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  const __nv_bfloat162 packed = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(packed);
+}
+
+// Rescale of two references, which are integers: the exact power of two without exp2's polynomial.
+__device__ __forceinline__ float RescaleReference(float from, float to) {
+  const float x = __fsub_rn(from, to);
+  if (x <= 0.0f && x >= -126.0f) return __int_as_float((__float2int_rn(x) + 127) << 23);
+  return numerics::Exp2(x);
+}
+
+// The end of a row: the sink logit joins, then lse2 and the factor of O.
+struct RowEnd {
+  float f;        // O is multiplied by this first, where there is a sink
+  float inverse;  // then by this, + 0
+  float lse2;
+};
+__device__ __forceinline__ RowEnd EndRow(float r, float l, const float* sink, int head) {
+  RowEnd end;
+  end.f = 1.0f;
+  if (sink != nullptr) {
+    const float t2 = __fmul_rn(sink[head], kLog2e);
+    const float top = numerics::MaxOf(r, t2);
+    end.f = Rescale(r, top);
+    l = __fmaf_rn(l, end.f, Rescale(t2, top));
+    end.lse2 = __fadd_rn(top, numerics::Log2(l));
+  } else {
+    end.lse2 = __fadd_rn(r, numerics::Log2(l));
+  }
+  end.lse2 = numerics::Canonical(end.lse2);
+  // A NaN reference is a row with a NaN score: the kernels that add exponents as integers lose it
+  // elsewhere.
+  end.inverse = r != r ? numerics::CanonicalNan() : __fdiv_rn(1.0f, l);
+  return end;
+}
+
+// How two neighbouring splits meet: (r, l) takes in (rs, ls); O = fma(Os, b, O * a). A side that
+// saw nothing has reference -inf, l = O = +0.
+struct Meeting {
+  float a, b;
+};
+__device__ __forceinline__ Meeting Meet(float& r, float& l, float rs, float ls) {
+  const float top = numerics::MaxOf(r, rs);
+  Meeting m;
+  if (top == -kInfinity) {
+    m.a = m.b = 1.0f;
+  } else {
+    m.a = RescaleReference(r, top);
+    m.b = RescaleReference(rs, top);
+  }
+  l = __fmaf_rn(ls, m.b, __fmul_rn(l, m.a));
+  r = top;
+  return m;
+}
+
+}  // namespace tare::ops::attention::gpu
