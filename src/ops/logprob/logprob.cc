@@ -1,7 +1,9 @@
 #include "ops/logprob/logprob.h"
+#include "ops/logprob/logprob_cuda.h"
 
 #include "numerics/elementary.h"
 #include "ops/logprob/leaf.h"
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -305,13 +307,14 @@ void FaultyForward(const Params& p, const Args& a, const Faults& f) {
   }
 }
 
-Status Check(const Params& p, int64_t rows, const int32_t* targets, const float* temperature) {
+Status Check(const Ctx& ctx, const Params& p, int64_t rows, const int32_t* targets,
+             const float* temperature) {
   TARE_RETURN_IF_ERROR(CheckDim("logprob", "vocab", p.vocab));
   TARE_RETURN_IF_ERROR(CheckRowDType("logprob", "logits_dtype", p.logits_dtype));
   TARE_RETURN_IF_ERROR(CheckRowDType("logprob", "grad_dtype", p.grad_dtype));
   TARE_RETURN_IF_ERROR(CheckRows("logprob", rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "targets", targets, rows));
-  for (int64_t t = 0; t < rows; ++t) {
+  for (int64_t t = 0; IsHost(ctx) && t < rows; ++t) {
     if (targets[t] < -1 || targets[t] >= p.vocab) {
       return InvalidArgument("logprob: row {} has target {}; -1 (none) or [0, {})", t, targets[t],
                              p.vocab);
@@ -342,12 +345,13 @@ Partial TreeOfLeaves(const Partial leaves[8]) {
 }
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("logprob", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, given.rows, given.targets, given.temperature));
+  TARE_RETURN_IF_ERROR(CheckDevice("logprob", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, given.rows, given.targets, given.temperature));
   Args args = given;
   TARE_ASSIGN_OR_RETURN(args.stride, StrideOf("logprob", "stride", given.stride, params.vocab));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "logits", args.logits, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "logprob", args.logprob, args.rows));
+  TARE_WITH_CUDA_RETURN("logprob", ctx, ForwardCuda(ctx, params, args));
   const Faults faults = {fault::Active(kLogitsBf16, ctx.side),
                          fault::Active(kTemperatureLate, ctx.side),
                          fault::Active(kTemperatureMissing, ctx.side),
@@ -385,8 +389,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("logprob", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, given.rows, given.targets, given.temperature));
+  TARE_RETURN_IF_ERROR(CheckDevice("logprob", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, given.rows, given.targets, given.temperature));
   BackwardArgs args = given;
   if (given.id_begin < 0 || given.ids < 0 || given.id_begin > params.vocab - given.ids ||
       (given.ids == 0 && given.id_begin != 0)) {
@@ -403,6 +407,7 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "dlogits", args.dlogits, args.rows));
   if (args.dentropy != nullptr)
     TARE_RETURN_IF_ERROR(CheckPointer("logprob", "entropy", args.entropy, args.rows));
+  TARE_WITH_CUDA_RETURN("logprob", ctx, BackwardCuda(ctx, params, args));
   const int64_t pieces = (args.ids + kPieceIds - 1) / kPieceIds;
   const int64_t grain = std::max<int64_t>(1, kPieceIds / args.ids);
   ctx.pool->ParallelRanges(args.rows * pieces, grain, [&](int64_t begin, int64_t end) {
