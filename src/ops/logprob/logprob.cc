@@ -94,14 +94,13 @@ Partial LeafT(const T* x, float temperature, int64_t begin, int64_t end) {
       }
       // A NaN may get lost in the maximum; it comes back through the sum. -0 becomes +0.
       const float block_max = hn::GetLane(hn::MaxOfLanes(d, maximum)) + 0.0f;
-      const VF vm = hn::Set(d, block_max);
+      // Ids of a block without any finite logit would differ by NaN (-inf - -inf): from 0 they
+      // differ by -inf and count as nothing, and a NaN among them stays one.
+      const VF vm = hn::Set(d, block_max == -kInfinity ? 0.0f : block_max);
       const VF log2e = hn::Set(d, kLog2e);
       for (int64_t i = 0; i < kBlock; i += kLanes) {
         const VF difference = hn::Sub(hn::Load(d, zb + i), vm);
-        // Ids of a block without any finite logit differ by NaN: -inf - -inf. They count as
-        // nothing.
-        const VF value = num::Exp2(d, hn::Mul(difference, log2e));
-        const VF used = block_max == -kInfinity ? hn::Zero(d) : value;
+        const VF used = num::Exp2(d, hn::Mul(difference, log2e));
         hn::Store(used, d, e + b * kBlock + i);
         if constexpr (kEntropy) {
           const VF product = hn::Mul(used, difference);
