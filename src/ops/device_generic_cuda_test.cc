@@ -95,7 +95,6 @@ struct OnCuda {
     TARE_RETURN_IF_ERROR(CallForward());
     return cuda::TakeRefusal(stream);
   }
-  // From the CPU's saved outputs when `saved_from_host`, so that a forward's fault stays out of it.
   Status Backward() {
     NewGradients();
     TARE_RETURN_IF_ERROR(CallBackward());
@@ -181,7 +180,7 @@ int64_t NearBoundary(Random& random, int64_t most) {
   return std::clamp<int64_t>(value, 1, most);
 }
 
-TEST_P(DeviceGenericCuda, AThousandRandomShapesGiveTheCpusBits) {
+TEST_P(DeviceGenericCuda, AThousandRandomShapesGiveTheCpusBitsSlow) {
   Random random(0x7a5e);
   for (int i = 0; i < 1000; ++i) {
     OpKey key = op_->keys[random.Next() % op_->keys.size()];
@@ -193,7 +192,7 @@ TEST_P(DeviceGenericCuda, AThousandRandomShapesGiveTheCpusBits) {
       width = value;
     }
     const int64_t rows =
-        NearBoundary(random, std::max<int64_t>(3, std::min<int64_t>(300, 100000 / width)));
+        NearBoundary(random, std::max<int64_t>(3, std::min<int64_t>(300, 40000 / width)));
     Case c(op_, key, rows, 1000 + static_cast<uint64_t>(i) * 16);
     // Units of any length, with padding rows between some.
     c.units.clear();
@@ -243,7 +242,7 @@ TEST_P(DeviceGenericCuda, RepeatsStreamsAndGraphsGiveTheSameBits) {
     if (backward) c.Backward();
     // Three times in a row, on both streams at once.
     OnCuda one(c, streams[0]), two(c, streams[1]);
-    // Each stream needs a workspace of its own where there is one: those operators run in turn.
+    // Backward in turn: the two share a workspace.
     for (int i = 0; i < 3; ++i) {
       one.NewOutputs(), two.NewOutputs();
       ASSERT_TRUE(one.CallForward().ok());

@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(256)
   const int64_t per_row = a.hidden / kGroup, total = a.rows * per_row;
   for (int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x; at < total;
        at += int64_t{gridDim.x} * 256) {
-    const int64_t t = at / per_row, i = (at - t * per_row) * kGroup;
+    const auto [t, group] = PlaceOf(at, per_row);
+    const int64_t i = group * kGroup;
     const int32_t* rows = a.slot_row + t * a.top_k;
     float acc[kGroup] = {};
     int64_t previous = -1;  // by_arrival: rows ascending instead of slots

@@ -182,6 +182,21 @@ __device__ __forceinline__ float TreeOf32(float lane) {
   return lane;
 }
 
+// Row and place in the row of item `at` of rows of `per_row` items. 32-bit division where it fits,
+// which is a fraction of a 64-bit one.
+struct RowPlace {
+  int64_t row, in_row;
+};
+__device__ __forceinline__ RowPlace PlaceOf(int64_t at, int64_t per_row) {
+  if (at <= 0xffffffffll && per_row <= 0xffffffffll) {
+    const uint32_t a = static_cast<uint32_t>(at), p = static_cast<uint32_t>(per_row);
+    const uint32_t row = a / p;
+    return {row, a - row * p};
+  }
+  const int64_t row = at / per_row;
+  return {row, at - row * per_row};
+}
+
 __device__ __forceinline__ void Refuse(unsigned long long* word, Refusal what, int64_t row,
                                        int64_t column = 0) {
   const auto r = static_cast<unsigned long long>(row > 0xffffffffll ? 0xffffffffll : row);

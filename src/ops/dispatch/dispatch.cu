@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(256)
   const int64_t per_row = hidden / kGroup, total = out_rows * per_row;
   for (int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x; at < total;
        at += int64_t{gridDim.x} * 256) {
-    const int64_t row = at / per_row, i = (at - row * per_row) * kGroup;
+    const auto [row, group] = PlaceOf(at, per_row);
+    const int64_t i = group * kGroup;
     const int64_t token = row_token[row];
     float v[kGroup] = {};
     if (token >= 0 && token < rows) {
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(256)
   const int64_t per_row = hidden / kGroup, total = rows * per_row;
   for (int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x; at < total;
        at += int64_t{gridDim.x} * 256) {
-    const int64_t t = at / per_row, i = (at - t * per_row) * kGroup;
+    const auto [t, group] = PlaceOf(at, per_row);
+    const int64_t i = group * kGroup;
     float acc[kGroup] = {};
     for (int s = 0; s < top_k; ++s) {
       const int64_t row = slot_row[t * top_k + s];

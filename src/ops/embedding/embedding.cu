@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(256)
   const int64_t per_row = hidden / kGroup, total = rows * per_row;
   for (int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x; at < total;
        at += int64_t{gridDim.x} * 256) {
-    const int64_t row = at / per_row, i = (at - row * per_row) * kGroup;
+    const auto [row, group] = PlaceOf(at, per_row);
+    const int64_t i = group * kGroup;
     const int64_t id = ids[row];
     const bool good = id >= 0 && id < vocab;
     if (!good && i == 0) Refuse(refused, Refusal::kEmbeddingId, row);

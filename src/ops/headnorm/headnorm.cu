@@ -1,4 +1,4 @@
-// headnorm on CUDA: a warp for a few heads at a time, lane i of lanes(32) in thread i.
+// headnorm on CUDA: eight threads a head.
 
 #include "ops/cuda/rows.cuh"
 #include "ops/headnorm/headnorm_cuda.h"
@@ -21,68 +21,120 @@ struct ForwardArgs {
   bool w_f32, unit_offset;
 };
 
-// kChunks: head_dim / 32 rounded up, when it is that small; 0 reads the head twice instead.
-template <typename T, int kChunks>
+// Eight threads a head, four heads a warp: thread t of a head has the elements 32c + 4t .. 32c + 4t
+// + 3 of every chunk of 32, which are the lanes 4t .. 4t + 3, so each folds its lanes by itself.
+// kVec: the four are read at once; else one by one. kChunks: head_dim / 32 rounded up, kept in
+// registers.
+struct Head {
+  int64_t item, row;
+  int64_t column;
+  bool there;
+};
+__device__ __forceinline__ Head HeadOf(int64_t item, int64_t total, uint32_t heads, int dim) {
+  const bool there = item < total;
+  const uint32_t safe = static_cast<uint32_t>(there ? item : total - 1);
+  const uint32_t row = safe / heads;
+  return {safe, row, int64_t{safe - row * heads} * dim, there};
+}
+
+template <bool kVec, typename T>
+__device__ __forceinline__ void LoadFour(const T* p, int left, float (&v)[4]) {
+  if constexpr (kVec) {
+    if (left > 0) {
+      Widen4(LoadRaw4(p), v);
+    } else {
+      v[0] = v[1] = v[2] = v[3] = 0.0f;
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) v[e] = e < left ? Widen(p[e]) : 0.0f;
+  }
+}
+template <bool kVec, typename T>
+__device__ __forceinline__ void StoreFour(const float (&v)[4], int left, T* p) {
+  if constexpr (kVec) {
+    if (left > 0) Store4(v, p);
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (e < left) Put(v[e], p + e);
+    }
+  }
+}
+// The tree over 32 lanes, four in each of eight neighbouring threads.
+__device__ __forceinline__ float TreeOfHead(float (&acc)[4]) {
+#pragma unroll
+  for (int half = 4; half >= 1; half /= 2) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) acc[e] = Add(acc[e], __shfl_xor_sync(kAllLanes, acc[e], half));
+  }
+  return Add(Add(acc[0], acc[2]), Add(acc[1], acc[3]));
+}
+__device__ __forceinline__ void Weights(const void* w, bool f32, bool unit_offset, int at, int left,
+                                        float (&v)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    v[e] = e < left ? LoadAny(w, f32, at + e) : 0.0f;
+    if (unit_offset) v[e] = Add(v[e], 1.0f);
+  }
+}
+
+template <typename T, int kChunks, bool kVec>
 __global__ void __launch_bounds__(32 * kWarps)
     headnorm_forward_kernel(const __grid_constant__ ForwardArgs a) {
-  constexpr int kHeads = kChunks == 0 ? 1 : 4;  // whose loads are in flight together
-  constexpr int kKept = kChunks == 0 ? 1 : kChunks;
-  const int lane = threadIdx.x % 32;
-  const int64_t step = int64_t{gridDim.x} * kWarps * kHeads;
-  float w[kKept];
-  const auto weight = [&](int i) {
-    const float v = i < a.dim ? LoadAny(a.w, a.w_f32, i) : 0.0f;
-    return a.unit_offset ? Add(v, 1.0f) : v;
-  };
-  if constexpr (kChunks > 0) {
+  const int t = threadIdx.x % 8;
+  float w[kChunks][4];
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) w[c] = weight(lane + 32 * c);
-  }
-  for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kHeads; first < a.total;
-       first += step) {
-    const T* x[kHeads];
-    T* y[kHeads];
-    float v[kHeads][kKept];
+  for (int c = 0; c < kChunks; ++c)
+    Weights(a.w, a.w_f32, a.unit_offset, 32 * c + 4 * t, a.dim - 32 * c - 4 * t, w[c]);
+  // A warp stays together for the shuffles: its four heads start at `first`.
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * 4; first < a.total;
+       first += int64_t{gridDim.x} * kWarps * 4) {
+    const Head head = HeadOf(first + threadIdx.x % 32 / 8, a.total, a.heads, a.dim);
+    const T* x = static_cast<const T*>(a.x) + head.row * a.x_stride + head.column + 4 * t;
+    T* y = static_cast<T*>(a.y) + head.row * a.y_stride + head.column + 4 * t;
+    float v[kChunks][4];
 #pragma unroll
-    for (int k = 0; k < kHeads; ++k) {
-      const int64_t item = first + k < a.total ? first + k : a.total - 1;
-      const int64_t row = item / a.heads;
-      const int64_t column = (item - row * a.heads) * a.dim;
-      x[k] = static_cast<const T*>(a.x) + row * a.x_stride + column;
-      y[k] = static_cast<T*>(a.y) + row * a.y_stride + column;
-      if constexpr (kChunks > 0) {
+    for (int c = 0; c < kChunks; ++c) LoadFour<kVec>(x + 32 * c, a.dim - 32 * c - 4 * t, v[c]);
+    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          const int i = lane + 32 * c;
-          v[k][c] = i < a.dim ? Widen(x[k][i]) : 0.0f;
-        }
-      }
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[e] = Fma(v[c][e], v[c][e], acc[e]);
     }
+    const float r = Div(1.0f, numerics::Sqrt(Fma(TreeOfHead(acc), a.inverse, a.eps)));
+    if (!head.there) continue;
+    if (t == 0 && a.rstd != nullptr) Put(r, a.rstd + head.item);
 #pragma unroll
-    for (int k = 0; k < kHeads; ++k) {
-      if (first + k >= a.total) break;
-      float acc = 0.0f;
-      if constexpr (kChunks > 0) {
+    for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) acc = Fma(v[k][c], v[k][c], acc);
-      } else {
-        for (int i = lane; i < a.dim; i += 32) {
-          const float h = Widen(x[k][i]);
-          acc = Fma(h, h, acc);
-        }
-      }
-      const float r = Div(1.0f, numerics::Sqrt(Fma(TreeOf32(acc), a.inverse, a.eps)));
-      if (lane == 0 && a.rstd != nullptr) Put(r, a.rstd + first + k);
-      if constexpr (kChunks > 0) {
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          const int i = lane + 32 * c;
-          if (i < a.dim) Put(Mul(Mul(v[k][c], r), w[c]), y[k] + i);
-        }
-      } else {
-        for (int i = lane; i < a.dim; i += 32)
-          Put(Mul(Mul(Widen(x[k][i]), r), weight(i)), y[k] + i);
-      }
+      for (int e = 0; e < 4; ++e) v[c][e] = Mul(Mul(v[c][e], r), w[c][e]);
+      StoreFour<kVec>(v[c], a.dim - 32 * c - 4 * t, y + 32 * c);
+    }
+  }
+}
+
+// Any head size: a warp a head, lane i in thread i, the head read twice.
+template <typename T>
+__global__ void __launch_bounds__(32 * kWarps)
+    headnorm_wide_kernel(const __grid_constant__ ForwardArgs a) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; item < a.total;
+       item += int64_t{gridDim.x} * kWarps) {
+    const Head head = HeadOf(item, a.total, a.heads, a.dim);
+    const T* x = static_cast<const T*>(a.x) + head.row * a.x_stride + head.column;
+    T* y = static_cast<T*>(a.y) + head.row * a.y_stride + head.column;
+    float acc = 0.0f;
+    for (int i = lane; i < a.dim; i += 32) {
+      const float h = Widen(x[i]);
+      acc = Fma(h, h, acc);
+    }
+    const float r = Div(1.0f, numerics::Sqrt(Fma(TreeOf32(acc), a.inverse, a.eps)));
+    if (lane == 0 && a.rstd != nullptr) Put(r, a.rstd + item);
+    for (int i = lane; i < a.dim; i += 32) {
+      float w = LoadAny(a.w, a.w_f32, i);
+      if (a.unit_offset) w = Add(w, 1.0f);
+      Put(Mul(Mul(Widen(x[i]), r), w), y + i);
     }
   }
 }
@@ -98,17 +150,57 @@ struct BackwardArgsCuda {
   bool w_f32, unit_offset;
 };
 
-template <typename T, typename G>
+template <typename T, typename G, int kChunks, bool kVec>
 __global__ void __launch_bounds__(32 * kWarps)
     headnorm_backward_kernel(const __grid_constant__ BackwardArgsCuda a) {
+  const int t = threadIdx.x % 8;
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * 4; first < a.total;
+       first += int64_t{gridDim.x} * kWarps * 4) {
+    const Head head = HeadOf(first + threadIdx.x % 32 / 8, a.total, a.heads, a.dim);
+    const T* x = static_cast<const T*>(a.x) + head.row * a.x_stride + head.column + 4 * t;
+    const G* dy = static_cast<const G*>(a.dy) + head.row * a.dy_stride + head.column + 4 * t;
+    G* dx = static_cast<G*>(a.dx) + head.row * a.dx_stride + head.column + 4 * t;
+    const float r = a.rstd[head.item];
+    float g[kChunks][4], xhat[kChunks][4];
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      LoadFour<kVec>(dy + 32 * c, a.dim - 32 * c - 4 * t, g[c]);
+      LoadFour<kVec>(x + 32 * c, a.dim - 32 * c - 4 * t, xhat[c]);
+    }
+    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int left = a.dim - 32 * c - 4 * t;
+      float w[4];
+      Weights(a.w, a.w_f32, a.unit_offset, 32 * c + 4 * t, left, w);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        g[c][e] = Mul(g[c][e], w[e]);
+        xhat[c][e] = Mul(xhat[c][e], r);
+        if (e < left) acc[e] = Fma(g[c][e], xhat[c][e], acc[e]);
+      }
+    }
+    const float m = Mul(TreeOfHead(acc), a.inverse);
+    if (!head.there) continue;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) g[c][e] = Mul(Fma(-m, xhat[c][e], g[c][e]), r);
+      StoreFour<kVec>(g[c], a.dim - 32 * c - 4 * t, dx + 32 * c);
+    }
+  }
+}
+
+template <typename T, typename G>
+__global__ void __launch_bounds__(32 * kWarps)
+    headnorm_wide_backward_kernel(const __grid_constant__ BackwardArgsCuda a) {
   const int lane = threadIdx.x % 32;
   for (int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; item < a.total;
        item += int64_t{gridDim.x} * kWarps) {
-    const int64_t row = item / a.heads;
-    const int64_t column = (item - row * a.heads) * a.dim;
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride + column;
-    const G* dy = static_cast<const G*>(a.dy) + row * a.dy_stride + column;
-    G* dx = static_cast<G*>(a.dx) + row * a.dx_stride + column;
+    const Head head = HeadOf(item, a.total, a.heads, a.dim);
+    const T* x = static_cast<const T*>(a.x) + head.row * a.x_stride + head.column;
+    const G* dy = static_cast<const G*>(a.dy) + head.row * a.dy_stride + head.column;
+    G* dx = static_cast<G*>(a.dx) + head.row * a.dx_stride + head.column;
     const float r = a.rstd[item];
     const auto read = [&](int i, float& g, float& xhat) {
       float w = LoadAny(a.w, a.w_f32, i);
@@ -117,18 +209,16 @@ __global__ void __launch_bounds__(32 * kWarps)
       xhat = Mul(Widen(x[i]), r);
     };
     float acc = 0.0f;
-#pragma unroll 4
     for (int i = lane; i < a.dim; i += 32) {
       float g, xhat;
       read(i, g, xhat);
       acc = Fma(g, xhat, acc);
     }
-    const float c = Mul(TreeOf32(acc), a.inverse);
-#pragma unroll 4
+    const float m = Mul(TreeOf32(acc), a.inverse);
     for (int i = lane; i < a.dim; i += 32) {
       float g, xhat;
       read(i, g, xhat);
-      Put(Mul(Fma(-c, xhat, g), r), dx + i);
+      Put(Mul(Fma(-m, xhat, g), r), dx + i);
     }
   }
 }
@@ -253,6 +343,7 @@ size_t BackwardWorkspaceBytesCuda(const Params& p, int64_t units) {
 }
 
 Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
+  TARE_RETURN_IF_ERROR(CheckDeviceRows("headnorm", args.rows * p.heads));
   const ForwardArgs a = {args.rows * p.heads,
                          static_cast<int>(p.heads),
                          static_cast<int>(p.head_dim),
@@ -272,15 +363,18 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
       kernel<<<GridFor(a.total, kWarps * heads_at_once), 32 * kWarps, 0, Stream(ctx)>>>(a);
       return Launched();
     };
-    if (p.head_dim <= 64) return run(&headnorm_forward_kernel<T, 2>, 4);
-    if (p.head_dim <= 128) return run(&headnorm_forward_kernel<T, 4>, 4);
-    if (p.head_dim <= 256) return run(&headnorm_forward_kernel<T, 8>, 4);
-    return run(&headnorm_forward_kernel<T, 0>, 1);
+    const bool vec = p.head_dim % 4 == 0 && a.x_stride % 4 == 0 && a.y_stride % 4 == 0 &&
+                     Aligned4(a.x, p.dtype) && Aligned4(a.y, p.dtype);
+    if (p.head_dim > 256) return run(&headnorm_wide_kernel<T>, 1);
+    if (!vec) return run(&headnorm_forward_kernel<T, 8, false>, 4);
+    if (p.head_dim <= 64) return run(&headnorm_forward_kernel<T, 2, true>, 4);
+    if (p.head_dim <= 128) return run(&headnorm_forward_kernel<T, 4, true>, 4);
+    return run(&headnorm_forward_kernel<T, 8, true>, 4);
   });
 }
 
 Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckDeviceRows("headnorm", args.rows));
+  TARE_RETURN_IF_ERROR(CheckDeviceRows("headnorm", args.rows * p.heads));
   const BackwardArgsCuda a = {args.rows * p.heads,
                               static_cast<int>(p.heads),
                               static_cast<int>(p.head_dim),
@@ -323,8 +417,17 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
         headnorm_weight_kernel<T, G><<<columns, 1024, shared, Stream(ctx)>>>(a, args.dw, list);
         return Launched();
       }));
-      headnorm_backward_kernel<T, G><<<GridFor(a.total, kWarps), 32 * kWarps, 0, Stream(ctx)>>>(a);
-      return Launched();
+      const auto run = [&](auto* kernel, int heads_at_once) {
+        kernel<<<GridFor(a.total, kWarps * heads_at_once), 32 * kWarps, 0, Stream(ctx)>>>(a);
+        return Launched();
+      };
+      const bool vec = p.head_dim % 4 == 0 && a.x_stride % 4 == 0 && a.dy_stride % 4 == 0 &&
+                       a.dx_stride % 4 == 0 && Aligned4(a.x, p.dtype) &&
+                       Aligned4(a.dy, p.grad_dtype) && Aligned4(a.dx, p.grad_dtype);
+      if (p.head_dim > 256) return run(&headnorm_wide_backward_kernel<T, G>, 1);
+      if (!vec) return run(&headnorm_backward_kernel<T, G, 8, false>, 4);
+      if (p.head_dim <= 128) return run(&headnorm_backward_kernel<T, G, 4, true>, 4);
+      return run(&headnorm_backward_kernel<T, G, 8, true>, 4);
     });
   });
 }

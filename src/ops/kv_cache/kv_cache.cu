@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(256)
   bool bad = false;
   for (int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x; at < total;
        at += int64_t{gridDim.x} * 256) {
-    const int64_t row2 = at / per_row, i = (at - row2 * per_row) * kGroup;
+    const auto [row2, in_row] = PlaceOf(at, per_row);
+    const int64_t i = in_row * kGroup;
     const bool is_v = row2 >= rows;
     const int64_t row = is_v ? row2 - rows : row2;
     int low = 0, high = runs.count - 1;  // the run that holds this row

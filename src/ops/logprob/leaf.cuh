@@ -2,6 +2,8 @@
 
 // The vocabulary log-softmax on the device: the pieces of ops/logprob/leaf.h for one warp a leaf.
 
+#include <type_traits>
+
 #include "numerics/elementary.h"
 #include "ops/cuda/rows.cuh"
 #include "ops/logprob/leaf.h"
@@ -77,12 +79,30 @@ __device__ Partial LeafOfWarp(const At& at, const At2& at2, float temperature, i
     // A block of -inf alone: differences from 0 give e = 0.
     const float base = m == MinusInfinity() ? 0.0f : m;
     float l = 0.0f, u = 0.0f;
+    const auto fold = [&](auto near) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const float difference = Sub(z[i], base);
-      const float e = Exp2(Mul(difference, kLog2eCuda));
-      l = Add(l, e);
-      if constexpr (kEntropy) u = Add(u, e == 0.0f ? 0.0f : Mul(e, difference));
+      for (int i = 0; i < 32; ++i) {
+        const float difference = Sub(z[i], base);
+        const float x = Mul(difference, kLog2eCuda);
+        float e;
+        if constexpr (decltype(near)::value) {
+          e = Exp2Near(x);
+        } else {
+          e = Exp2(x);
+        }
+        l = Add(l, e);
+        if constexpr (kEntropy) u = Add(u, e == 0.0f ? 0.0f : Mul(e, difference));
+      }
+    };
+    // Differences of at least -80 need no care for subnormal results. A NaN or -inf among the
+    // logits fails the comparison, and so does an infinite maximum.
+    bool close = base <= 0x1p127f;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) close = close && z[i] >= base - 80.0f;
+    if (close) {
+      fold(std::true_type());
+    } else {
+      fold(std::false_type());
     }
     l = Add(l, __shfl_xor_sync(cuda::kAllLanes, l, 1));
     l = Add(l, __shfl_xor_sync(cuda::kAllLanes, l, 2));

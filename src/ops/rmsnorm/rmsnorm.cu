@@ -10,7 +10,7 @@ namespace {
 using namespace tare::ops::cuda;  // NOLINT(google-build-using-namespace)
 
 constexpr int kWarps = 4;
-constexpr int kBatch = 4;  // chunks whose loads are in flight together
+constexpr int kBatch = 8;  // chunks whose loads are in flight together
 
 struct ForwardArgs {
   int64_t rows, width;
@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t width = a.width;
   const int chunks = static_cast<int>((width + 127) / 128);
-  float* stage = reinterpret_cast<float*>(shared) + static_cast<int64_t>(warp) * chunks * 128;
+  // h as it is stored, which is what it was rounded to: each thread reads what it wrote itself.
+  H* stage = reinterpret_cast<H*>(shared) + static_cast<int64_t>(warp) * chunks * 128;
   for (int64_t row = int64_t{blockIdx.x} * kWarps + warp; row < a.rows;
        row += int64_t{gridDim.x} * kWarps) {
     const T* x = static_cast<const T*>(a.x) + row * width;
@@ -58,10 +59,7 @@ __global__ void __launch_bounds__(32 * kWarps)
           acc[e] = Fma(h[b][e], h[b][e], acc[e]);
         }
         if constexpr (kResidual) C::Store(h[b], sum_out + at, width - at, lane);
-        if (a.staged) {
-          *reinterpret_cast<float4*>(stage + at + 4 * lane) =
-              make_float4(h[b][0], h[b][1], h[b][2], h[b][3]);
-        }
+        if (a.staged) Store4(h[b], stage + at + 4 * lane);
       }
     }
     const float rstd = Div(1.0f, numerics::Sqrt(Fma(C::Tree(acc), a.inverse, a.eps)));
@@ -70,8 +68,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       const int64_t at = int64_t{c} * 128;
       float h[4], w[4];
       if (a.staged) {
-        const float4 v = *reinterpret_cast<const float4*>(stage + at + 4 * lane);
-        h[0] = v.x, h[1] = v.y, h[2] = v.z, h[3] = v.w;
+        Widen4(LoadRaw4(stage + at + 4 * lane), h);
       } else {
         const H* again =
             kResidual ? reinterpret_cast<const H*>(sum_out) : reinterpret_cast<const H*>(x);
@@ -106,8 +103,10 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t width = a.width;
   const int chunks = static_cast<int>((width + 127) / 128);
-  // g = dy * w and x^ = h * r, side by side.
-  float* stage = reinterpret_cast<float*>(shared) + static_cast<int64_t>(warp) * chunks * 256;
+  // h and dy as they came: each thread reads what it wrote itself.
+  uint8_t* mine = shared + static_cast<int64_t>(warp) * chunks * 128 * (sizeof(H) + sizeof(G));
+  H* stage_h = reinterpret_cast<H*>(mine);
+  G* stage_dy = reinterpret_cast<G*>(mine + static_cast<int64_t>(chunks) * 128 * sizeof(H));
   for (int64_t row = int64_t{blockIdx.x} * kWarps + warp; row < a.rows;
        row += int64_t{gridDim.x} * kWarps) {
     const H* h = static_cast<const H*>(a.h) + row * width;
@@ -115,10 +114,9 @@ __global__ void __launch_bounds__(32 * kWarps)
     const G* extra = a.extra == nullptr ? nullptr : static_cast<const G*>(a.extra) + row * width;
     G* dx = static_cast<G*>(a.dx) + row * width;
     const float r = a.rstd[row];
-    const auto read = [&](int64_t at, float(&g)[4], float(&xhat)[4]) {
+    // g = dy * w and x^ = h * r of a chunk whose h and dy are there.
+    const auto prepare = [&](int64_t at, float(&g)[4], float(&xhat)[4]) {
       float w[4];
-      C::Load(dy + at, width - at, lane, g);
-      C::Load(h + at, width - at, lane, xhat);
       C::LoadWeight(a.w, a.w_f32, at, width - at, lane, w);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -131,43 +129,55 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int c0 = 0; c0 < chunks; c0 += kBatch) {
       float g[kBatch][4], xhat[kBatch][4];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) read(int64_t{c0 + b} * 128, g[b], xhat[b]);
+      for (int b = 0; b < kBatch; ++b) {
+        const int64_t at = int64_t{c0 + b} * 128;
+        C::Load(dy + at, width - at, lane, g[b]);
+        C::Load(h + at, width - at, lane, xhat[b]);
+      }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int64_t at = int64_t{c0 + b} * 128;
         if (at >= width) break;
+        if (a.staged) {
+          Store4(g[b], stage_dy + at + 4 * lane);
+          Store4(xhat[b], stage_h + at + 4 * lane);
+        }
+        prepare(at, g[b], xhat[b]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           // An element behind the row takes no part.
           if (at + C::Index(lane, e) < width) acc[e] = Fma(g[b][e], xhat[b][e], acc[e]);
         }
-        if (!a.staged) continue;
-        float* to = stage + 2 * at + 4 * lane;
-        *reinterpret_cast<float4*>(to) = make_float4(g[b][0], g[b][1], g[b][2], g[b][3]);
-        *reinterpret_cast<float4*>(to + 128) =
-            make_float4(xhat[b][0], xhat[b][1], xhat[b][2], xhat[b][3]);
       }
     }
     const float c = Mul(C::Tree(acc), a.inverse);
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t at = int64_t{chunk} * 128;
-      float g[4], xhat[4], add[4];
-      if (a.staged) {
-        const float* from = stage + 2 * at + 4 * lane;
-        const float4 u = *reinterpret_cast<const float4*>(from);
-        const float4 v = *reinterpret_cast<const float4*>(from + 128);
-        g[0] = u.x, g[1] = u.y, g[2] = u.z, g[3] = u.w;
-        xhat[0] = v.x, xhat[1] = v.y, xhat[2] = v.z, xhat[3] = v.w;
-      } else {
-        read(at, g, xhat);
-      }
-      if (extra != nullptr) C::Load(extra + at, width - at, lane, add);
+    for (int c0 = 0; c0 < chunks; c0 += kBatch) {
+      float add[kBatch][4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float u = Fma(-c, xhat[e], g[e]);
-        g[e] = extra == nullptr ? Mul(u, r) : Fma(u, r, add[e]);
+      for (int b = 0; b < kBatch; ++b) {
+        const int64_t at = int64_t{c0 + b} * 128;
+        if (extra != nullptr) C::Load(extra + at, width - at, lane, add[b]);
       }
-      C::Store(g, dx + at, width - at, lane);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int64_t at = int64_t{c0 + b} * 128;
+        if (at >= width) break;
+        float g[4], xhat[4];
+        if (a.staged) {
+          Widen4(LoadRaw4(stage_dy + at + 4 * lane), g);
+          Widen4(LoadRaw4(stage_h + at + 4 * lane), xhat);
+        } else {
+          C::Load(dy + at, width - at, lane, g);
+          C::Load(h + at, width - at, lane, xhat);
+        }
+        prepare(at, g, xhat);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float u = Fma(-c, xhat[e], g[e]);
+          g[e] = extra == nullptr ? Mul(u, r) : Fma(u, r, add[b][e]);
+        }
+        C::Store(g, dx + at, width - at, lane);
+      }
     }
   }
 }
@@ -284,8 +294,8 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
                                                                                 faults);
         return Launched();
       }
-      size_t shared =
-          static_cast<size_t>(kWarps) * static_cast<size_t>((p.hidden + 127) / 128) * 512;
+      size_t shared = static_cast<size_t>(kWarps) * static_cast<size_t>((p.hidden + 127) / 128) *
+                      128 * (p.add_residual ? sizeof(R) : sizeof(T));
       a.staged = shared <= kMostShared;
       if (!a.staged) shared = 0;
       const bool vec = p.hidden % 4 == 0 && Aligned4(a.x, p.dtype) && Aligned4(a.y, p.dtype) &&
@@ -330,8 +340,8 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
                 p.hidden, args.h, args.dy, args.rstd, args.dw, list);
         return Launched();
       }));
-      size_t shared =
-          static_cast<size_t>(kWarps) * static_cast<size_t>((p.hidden + 127) / 128) * 1024;
+      size_t shared = static_cast<size_t>(kWarps) * static_cast<size_t>((p.hidden + 127) / 128) *
+                      128 * (sizeof(H) + sizeof(G));
       a.staged = shared <= kMostShared;
       if (!a.staged) shared = 0;
       const bool vec = p.hidden % 4 == 0 && Aligned4(a.h, h_dtype) &&

@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(256) rope_kernel(const __grid_constant__ Kerne
   const int64_t total = a.rows * per_row;
   for (int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x; at < total;
        at += int64_t{gridDim.x} * 256) {
-    const int64_t row = at / per_row;
-    const uint32_t rest = static_cast<uint32_t>(at - row * per_row);
+    const auto [row, in_row] = PlaceOf(at, per_row);
+    const auto rest = static_cast<uint32_t>(in_row);
     const uint32_t head = rest / a.items;
     const uint32_t i = (rest - head * a.items) * kGroup;  // the first pair, or half + element
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride + int64_t{head} * a.dim;

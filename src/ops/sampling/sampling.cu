@@ -12,7 +12,7 @@ namespace {
 
 using namespace tare::ops::cuda;  // NOLINT(google-build-using-namespace)
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int64_t kMostVocab = int64_t{1} << 23;  // masses of a row stay below 2^63
 
@@ -70,6 +70,24 @@ __device__ unsigned long long BlockSum(Shared& s, unsigned long long v) {
   return sum;
 }
 
+// bucket[digit] += w over the lanes of a full warp with w != 0. Most lanes of a warp share few
+// digits, so each digit's weights are added in the warp first: one atomic for each instead of one
+// for each lane, all on one word.
+__device__ __forceinline__ void AddToBuckets(unsigned long long* bucket, uint32_t digit,
+                                             unsigned long long w) {
+  unsigned open = __ballot_sync(kAllLanes, w != 0);
+  while (open != 0) {
+    const int leader = __ffs(static_cast<int>(open)) - 1;
+    const uint32_t d = __shfl_sync(kAllLanes, digit, leader);
+    const bool mine = w != 0 && digit == d;
+    unsigned long long sum = mine ? w : 0;
+#pragma unroll
+    for (int half = 16; half >= 1; half /= 2) sum += __shfl_xor_sync(kAllLanes, sum, half);
+    if (static_cast<int>(threadIdx.x % 32) == leader) atomicAdd(&bucket[d], sum);
+    open &= ~__ballot_sync(kAllLanes, mine);
+  }
+}
+
 // What was kept: ids with a key above `key`, and those with it up to id `last_tie` (from it, when
 // ties go to the highest id). Two such cuts and a least mass make the set.
 struct Cut {
@@ -91,9 +109,11 @@ struct Row {
     const float v = Widen(logits[i]);
     return temperature != 1.0f ? Div(v, temperature) : v;
   }
+  // u64(exp2(x) * 2^40), truncated. Below -41 it is 0; from there on exp2 needs no care.
   __device__ uint64_t Mass(float z) const {
-    const float e = numerics::Exp2(Mul(Sub(z, maximum), logprob::kLog2eCuda));
-    return static_cast<uint64_t>(static_cast<int64_t>(Mul(e, 0x1p40f)));
+    const float x = Mul(Sub(z, maximum), logprob::kLog2eCuda);
+    if (x < -41.0f) return 0;
+    return static_cast<uint64_t>(static_cast<int64_t>(Mul(numerics::Exp2Near(x), 0x1p40f)));
   }
   __device__ bool Passes(const Cut& c, uint32_t key, int64_t i) const {
     if (!c.on || key > c.key) return true;
@@ -151,12 +171,17 @@ __device__ Cut Select(Shared& s, const Row<T>& row, unsigned long long goal, con
     __syncthreads();
     for (int i = threadIdx.x; i < 256; i += kThreads) s.bucket[i] = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < row.vocab; i += kThreads) {
-      const float z = row.Z(i);
-      const uint32_t key = KeyOf(z);
-      if ((key & mask) != prefix) continue;
-      const unsigned long long w = weight(i, z);
-      if (w != 0) atomicAdd(&s.bucket[key >> shift & 255], w);
+    // Whole warps, so that they can add together.
+    for (int64_t first = 0; first < row.vocab; first += kThreads) {
+      const int64_t i = first + threadIdx.x;
+      unsigned long long w = 0;
+      uint32_t key = 0;
+      if (i < row.vocab) {
+        const float z = row.Z(i);
+        key = KeyOf(z);
+        if ((key & mask) == prefix) w = weight(i, z);
+      }
+      AddToBuckets(s.bucket, key >> shift & 255, w);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -305,9 +330,14 @@ __global__ void __launch_bounds__(kThreads) sampling_kernel(const __grid_constan
       }
       const float min_p = a.min_p == nullptr ? 0.0f : a.min_p[b];
       if (min_p > 0.0f) row.least = ShareOf(Fixed(min_p), uint64_t{1} << 40);
-      const unsigned long long mass = mass_of_set();
-      unsigned long long count = 0;
-      for (int64_t i = threadIdx.x; i < a.vocab; i += kThreads) count += row.In(i, row.Z(i));
+      unsigned long long mass = 0, count = 0;
+      for (int64_t i = threadIdx.x; i < a.vocab; i += kThreads) {
+        const float z = row.Z(i);
+        if (!row.In(i, z)) continue;
+        mass += row.Mass(z);
+        ++count;
+      }
+      mass = BlockSum(s, mass);
       kept = static_cast<int64_t>(BlockSum(s, count));
       uint64_t seed = a.seed[b];
       if (a.seed_by_row) seed += static_cast<uint64_t>(b);
