@@ -6,6 +6,7 @@
 
 #include "models/op_params.h"
 #include "models/pass.h"
+#include "ops/refusals.h"
 #include "ops/token_units.h"
 
 namespace tare::models {
@@ -314,7 +315,7 @@ Status BackwardPass::Attention(int64_t layer, const Tape::Layer& saved, const Te
   TARE_RETURN_IF_ERROR(ops::rope::Backward(ctx_, c_.rope, rope));
 
   if (c_.qk_norm) {
-    const auto norm = [&](int weight, int64_t column, int64_t heads, const Tensor& rstd) {
+    const auto norm = [&](int weight, int64_t column, int64_t heads, const Tensor& rstd) -> Status {
       ops::headnorm::BackwardArgs head;
       head.rows = rows_;
       head.x = static_cast<const char*>(saved.qkv.data()) + column * item;
@@ -326,7 +327,12 @@ Status BackwardPass::Attention(int64_t layer, const Tape::Layer& saved, const Te
       head.dy_stride = head.dx_stride = width;
       head.dw = Slot(weight);
       head.units = units_;
-      return ops::headnorm::Backward(ctx_, HeadNormParams(c_, heads), head);
+      const ops::headnorm::Params params = HeadNormParams(c_, heads);
+      TARE_ASSIGN_OR_RETURN(const ops::Ctx with,
+                            WithWorkspace(ctx_, scratch_,
+                                          ops::headnorm::BackwardWorkspaceBytes(
+                                              ctx_, params, static_cast<int64_t>(units_.size()))));
+      return ops::headnorm::Backward(with, params, head);
     };
     TARE_RETURN_IF_ERROR(norm(ids.q_norm, 0, c_.q_heads, saved.rstd_q));
     TARE_RETURN_IF_ERROR(norm(ids.k_norm, c_.q_width(), c_.kv_heads, saved.rstd_k));
@@ -558,7 +564,8 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
       kept.h_in = Tensor();
     }
   }
-  return pass.Embedding(g);
+  TARE_RETURN_IF_ERROR(pass.Embedding(g));
+  return ops::TakeRefusals(ctx);
 }
 
 }  // namespace tare::models

@@ -5,6 +5,7 @@
 
 #include "models/op_params.h"
 #include "models/pass.h"
+#include "ops/refusals.h"
 
 namespace tare::models {
 namespace {
@@ -265,6 +266,7 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
       tape->entropy = std::move(entropy);
     }
   }
+  TARE_RETURN_IF_ERROR(ops::TakeRefusals(ctx));
   if (tape != nullptr) {
     tape->layout = prepared.layout;
     tape->target_rows = wanted.target_rows;

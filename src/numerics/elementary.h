@@ -15,6 +15,10 @@ namespace tare::numerics {
 // 2^x. Exp2(0) = 1 and Exp2(-inf) = +0 exactly; every integer x gives the exact power.
 TARE_HD float Exp2(float x) { return internal::Exp2Of<internal::ScalarF32>(x); }
 
+// The bits of Exp2 for x in [-125, 0], where the result is a normal number, in half the
+// instructions. REQUIRES: that range.
+TARE_HD float Exp2Near(float x) { return internal::Exp2NearOf<internal::ScalarF32>(x); }
+
 // 2^x by a cubic, for the probabilities P of attention, which a rounding to bf16 follows: relative
 // error at most 2^-13 for x in [-126, 127], +0 below -126.5, and Exp2P(0) = 1 exactly.
 // REQUIRES: x <= 127 or NaN; a NaN gives some NaN, +inf gives NaN.

@@ -2,11 +2,50 @@
 
 // Short words for writing registry entries of row operators (src/ops/<op>/<op>_info.cc).
 
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "ops/registry.h"
 
 namespace tare::ops {
+
+// Typed pointers into operands, wherever they lie.
+template <typename T>
+const T* In(const Tensor& t) {
+  return static_cast<const T*>(t.data());
+}
+template <typename T>
+T* Out(const Tensor& t) {
+  return static_cast<T*>(const_cast<void*>(t.data()));
+}
+
+// What a registry entry makes on the host for a call, where the operator reads it: the pointer
+// itself on the CPU; on a device a copy that stays, one for each content, so that a captured call
+// can be replayed.
+template <typename T>
+Result<const T*> OnDevice(const Ctx& ctx, const T* data, int64_t count) {
+  if (ctx.device == Device::kCpu || count == 0) return data;
+  static std::mutex mutex;
+  static auto* kept = new std::map<std::string, Tensor>();
+  const auto bytes = static_cast<size_t>(count) * sizeof(T);
+  const std::string content(reinterpret_cast<const char*>(data), bytes);
+  std::lock_guard lock(mutex);
+  if (const auto at = kept->find(content); at != kept->end()) return In<T>(at->second);
+  if (kept->size() > 4096) kept->clear();
+  TARE_ASSIGN_OR_RETURN(Tensor host, Tensor::Allocate(DType::kU8, {static_cast<int64_t>(bytes)}));
+  std::memcpy(host.mutable_data(), data, bytes);
+  TARE_ASSIGN_OR_RETURN(Tensor there, host.To(ctx.device));
+  return In<T>(kept->emplace(content, std::move(there)).first->second);
+}
+template <typename T>
+Result<std::vector<T>> OnHost(const Tensor& t) {
+  TARE_ASSIGN_OR_RETURN(const Tensor host, t.To(Device::kCpu));
+  return std::vector<T>(In<T>(host), In<T>(host) + t.elements());
+}
 
 inline std::string Name(DType dtype) { return std::string(DTypeName(dtype)); }
 
@@ -40,7 +79,7 @@ inline OpInfo RowOpInfo(const char* name) {
   OpInfo info;
   info.name = name;
   info.dtypes = {DType::kBF16, DType::kF32};
-  info.devices = {Device::kCpu};
+  info.devices = {Device::kCpu, Device::kCuda};
   info.profiles = {Profile::kIeeeF32, Profile::kSm90Mma};
   return info;
 }

@@ -1,5 +1,7 @@
 #include "ops/token_units.h"
 
+#include "ops/token_units_cuda.h"
+
 #include <algorithm>
 
 namespace tare::ops {
@@ -36,8 +38,12 @@ Status SumBatchSegments(const Ctx& ctx, float* grad, int32_t batch_segments, int
   if (d != 1 && d != 2 && d != 4 && d != 8) {
     return InvalidArgument("batch_segments {}: must be 1, 2, 4 or 8", d);
   }
-  if (ctx.device != Device::kCpu) return Unsupported("SumBatchSegments runs on the CPU");
   if (d == 1 || count == 0) return Ok();
+#ifdef TARE_WITH_CUDA
+  if (ctx.device == Device::kCuda) return SumBatchSegmentsCuda(ctx, grad, d, count);
+#endif
+  if (ctx.device != Device::kCpu)
+    return Unsupported("SumBatchSegments: this build has no CUDA part");
   ctx.pool->ParallelRanges(count, int64_t{1} << 16, [&](int64_t begin, int64_t end) {
     for (int32_t step = 1; step < d; step *= 2) {
       for (int32_t slot = 0; slot + step < d; slot += 2 * step) {

@@ -1,5 +1,7 @@
 #include "ops/adamw/adamw.h"
+#include "ops/adamw/adamw_cuda.h"
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -88,7 +90,7 @@ StepConstants ConstantsOf(const Params& params, float lr, int64_t step) {
 }
 
 Status Step(const Ctx& ctx, const Params& params, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("adamw", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("adamw", ctx));
   const auto beta_ok = [](float b) { return b >= 0.0f && b < 1.0f; };
   if (!beta_ok(params.beta1) || !beta_ok(params.beta2)) {
     return InvalidArgument("adamw: betas are {} and {}; each in [0, 1)", params.beta1,
@@ -118,6 +120,7 @@ Status Step(const Ctx& ctx, const Params& params, const Args& args) {
   const bool inside = fault::Active(kEpsInsideRoot, ctx.side);
   StepConstants constants = ConstantsOf(used, args.lr, args.step);
   if (coupled) constants.decay = 1.0f;
+  TARE_WITH_CUDA_RETURN("adamw", ctx, StepCuda(ctx, used, constants, args, coupled, inside));
   ctx.pool->ParallelRanges(args.count, 16384, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(StepRange)(used, constants, args, begin, end, coupled, inside);
   });

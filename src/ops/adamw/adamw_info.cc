@@ -1,9 +1,8 @@
 // The contract and the registry entry of adamw. The state comes in as master, m, v and goes out as
 // new tensors, so that the suite can treat elements as rows.
 
-#include <cstring>
-
 #include "ops/adamw/adamw.h"
+#include "ops/cast/cast.h"
 #include "ops/info.h"
 
 namespace tare::ops::adamw {
@@ -67,19 +66,19 @@ const OpInfo& Info() {
       s.outputs.push_back(RowOperand("copy", DType::kBF16, {rows}));
       return s;
     };
-    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
+    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
       for (size_t i = 0; i < 3; ++i) {
-        if (call.rows > 0)
-          std::memcpy(call.out[i].mutable_data(), call.in[i].data(),
-                      static_cast<size_t>(call.in[i].size_bytes()));
+        TARE_RETURN_IF_ERROR(
+            cast::Forward(ctx, {DType::kF32, DType::kF32},
+                          {call.rows, call.in[i].data(), call.out[i].mutable_data()}));
       }
       Args a;
       a.count = call.rows;
-      a.master = call.out[0].mutable_as<float>();
-      a.m = call.out[1].mutable_as<float>();
-      a.v = call.out[2].mutable_as<float>();
-      a.copy = call.out[3].mutable_as<uint16_t>();
-      a.grad = call.in[3].as<float>();
+      a.master = Out<float>(call.out[0]);
+      a.m = Out<float>(call.out[1]);
+      a.v = Out<float>(call.out[2]);
+      a.copy = Out<uint16_t>(call.out[3]);
+      a.grad = In<float>(call.in[3]);
       a.lr = 0.01f;
       a.step = 3;
       a.grad_scale = 0.5f;

@@ -1,5 +1,7 @@
 #include "ops/combine/combine.h"
+#include "ops/combine/combine_cuda.h"
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -97,7 +99,8 @@ namespace {
 HWY_EXPORT(ForwardRows);
 HWY_EXPORT(BackwardRows);
 
-Status Check(const Params& p, int64_t rows, int64_t expert_rows, const int32_t* slot_row) {
+Status Check(const Ctx& ctx, const Params& p, int64_t rows, int64_t expert_rows,
+             const int32_t* slot_row) {
   TARE_RETURN_IF_ERROR(CheckDim("combine", "hidden", p.hidden, int64_t{1} << 24));
   TARE_RETURN_IF_ERROR(CheckDim("combine", "top_k", p.top_k, 1024));
   TARE_RETURN_IF_ERROR(CheckRowDType("combine", "dtype", p.dtype));
@@ -105,7 +108,7 @@ Status Check(const Params& p, int64_t rows, int64_t expert_rows, const int32_t* 
   TARE_RETURN_IF_ERROR(CheckRows("combine", rows));
   TARE_RETURN_IF_ERROR(CheckRows("combine", expert_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "slot_row", slot_row, rows));
-  for (int64_t i = 0; i < rows * p.top_k; ++i) {
+  for (int64_t i = 0; IsHost(ctx) && i < rows * p.top_k; ++i) {
     if (slot_row[i] < -1 || slot_row[i] >= expert_rows) {
       return InvalidArgument("combine: row {} slot {} names row {}; -1 or [0, {})", i / p.top_k,
                              i % p.top_k, slot_row[i], expert_rows);
@@ -117,11 +120,12 @@ Status Check(const Params& p, int64_t rows, int64_t expert_rows, const int32_t* 
 }  // namespace
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("combine", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, args.rows, args.expert_rows, args.slot_row));
+  TARE_RETURN_IF_ERROR(CheckDevice("combine", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, args.rows, args.expert_rows, args.slot_row));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "y", args.y, args.expert_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "weights", args.weights, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "out", args.out, args.rows));
+  TARE_WITH_CUDA_RETURN("combine", ctx, ForwardCuda(ctx, params, args));
   const bool by_arrival = fault::Active(kByArrival, ctx.side);
   const int64_t slots = params.top_k - (fault::Active(kLastSlotDropped, ctx.side) ? 1 : 0);
   ctx.pool->ParallelRanges(
@@ -133,13 +137,14 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("combine", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, args.rows, args.expert_rows, args.slot_row));
+  TARE_RETURN_IF_ERROR(CheckDevice("combine", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, args.rows, args.expert_rows, args.slot_row));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "y", args.y, args.expert_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "weights", args.weights, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "dout", args.dout, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "dy", args.dy, args.expert_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("combine", "dweights", args.dweights, args.rows));
+  TARE_WITH_CUDA_RETURN("combine", ctx, BackwardCuda(ctx, params, args));
   // Two slots of one row would write the same gradient: whichever came last would win.
   std::vector<uint8_t> taken(static_cast<size_t>(args.expert_rows), 0);
   for (int64_t i = 0; i < args.rows * params.top_k; ++i) {

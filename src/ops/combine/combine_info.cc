@@ -77,30 +77,30 @@ const OpInfo& Info() {
       s.outputs = {RowOperand("out", p.dtype, {rows, p.hidden}, true)};
       return s;
     };
-    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
+    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
       const Params p = ParamsOf(key);
       const std::vector<int32_t> slot_row = SlotRows(key, call.rows);
       Args a;
       a.rows = call.rows;
       a.expert_rows = call.rows * p.top_k;
       a.y = call.in[0].data();
-      a.slot_row = slot_row.data();
-      a.weights = call.in[1].as<float>();
+      TARE_ASSIGN_OR_RETURN(a.slot_row, OnDevice(ctx, slot_row.data(), a.expert_rows));
+      a.weights = In<float>(call.in[1]);
       a.out = call.out[0].mutable_data();
       return Forward(ctx, p, a);
     };
-    op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
+    op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) -> Status {
       const Params p = ParamsOf(key);
       const std::vector<int32_t> slot_row = SlotRows(key, call.rows);
       BackwardArgs a;
       a.rows = call.rows;
       a.expert_rows = call.rows * p.top_k;
       a.y = call.in[0].data();
-      a.slot_row = slot_row.data();
-      a.weights = call.in[1].as<float>();
+      TARE_ASSIGN_OR_RETURN(a.slot_row, OnDevice(ctx, slot_row.data(), a.expert_rows));
+      a.weights = In<float>(call.in[1]);
       a.dout = call.dout[0].data();
       a.dy = call.din[0].mutable_data();
-      a.dweights = call.din[1].mutable_as<float>();
+      a.dweights = Out<float>(call.din[1]);
       return Backward(ctx, p, a);
     };
     op->width_dim = "hidden";

@@ -55,23 +55,24 @@ const OpInfo& Info() {
       const TokenUnit unit = {0, call.rows};
       Args a;
       a.rows = call.rows;
-      a.logprob = call.in[0].as<float>();
-      a.weight = call.in[1].as<float>();
-      a.mask = call.in[2].as<uint8_t>();
+      a.logprob = In<float>(call.in[0]);
+      a.weight = In<float>(call.in[1]);
+      a.mask = In<uint8_t>(call.in[2]);
       a.global_count = kGlobalCount;
       if (call.rows > 0) a.units = {&unit, 1};
-      a.token_loss = call.out[0].mutable_as<float>();
-      a.loss = call.out[1].mutable_as<double>();
+      a.token_loss = Out<float>(call.out[0]);
+      a.loss = Out<double>(call.out[1]);
       return Forward(ctx, {}, a);
     };
-    op->backward = [](const Ctx& ctx, const OpKey&, const BackwardCall& call) {
+    op->backward = [](const Ctx& ctx, const OpKey&, const BackwardCall& call) -> Status {
       BackwardArgs a;
       a.rows = call.rows;
-      a.weight = call.in[1].as<float>();
-      a.mask = call.in[2].as<uint8_t>();
+      a.weight = In<float>(call.in[1]);
+      a.mask = In<uint8_t>(call.in[2]);
       a.global_count = kGlobalCount;
-      a.dloss = call.dout[1].as<float>()[0];
-      a.dlogprob = call.din[0].mutable_as<float>();
+      TARE_ASSIGN_OR_RETURN(const std::vector<float> dloss, OnHost<float>(call.dout[1]));
+      a.dloss = dloss[0];
+      a.dlogprob = Out<float>(call.din[0]);
       return Backward(ctx, {}, a);
     };
     op->propagates_non_finite = false;

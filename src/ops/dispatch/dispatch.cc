@@ -1,5 +1,7 @@
 #include "ops/dispatch/dispatch.h"
+#include "ops/dispatch/dispatch_cuda.h"
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -98,13 +100,14 @@ Result<Plan> BuildPlan(int64_t rows, int64_t top_k, int64_t experts, const int32
 }
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("dispatch", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("dispatch", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("dispatch", args.rows));
   TARE_RETURN_IF_ERROR(CheckRows("dispatch", args.out_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "row_token", args.row_token, args.out_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "x", args.x, args.out_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "out", args.out, args.out_rows));
+  TARE_WITH_CUDA_RETURN("dispatch", ctx, ForwardCuda(ctx, params, args));
   for (int64_t r = 0; r < args.out_rows; ++r) {
     if (args.row_token[r] < 0 || args.row_token[r] >= args.rows) {
       return InvalidArgument("dispatch: row {} names token {}; [0, {})", r, args.row_token[r],
@@ -120,13 +123,14 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("dispatch", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("dispatch", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("dispatch", args.rows));
   TARE_RETURN_IF_ERROR(CheckRows("dispatch", args.out_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "slot_row", args.slot_row, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "dout", args.dout, args.out_rows));
   TARE_RETURN_IF_ERROR(CheckPointer("dispatch", "dx", args.dx, args.rows));
+  TARE_WITH_CUDA_RETURN("dispatch", ctx, BackwardCuda(ctx, params, args));
   for (int64_t i = 0; i < args.rows * params.top_k; ++i) {
     if (args.slot_row[i] < -1 || args.slot_row[i] >= args.out_rows) {
       return InvalidArgument("dispatch: row {} slot {} names row {}; -1 or [0, {})",

@@ -52,7 +52,7 @@ const OpInfo& Info() {
       s.outputs = {RowOperand("out", p.dtype, {rows, p.top_k, p.hidden}, true)};
       return s;
     };
-    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
+    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
       const Params p = ParamsOf(key);
       std::vector<int32_t> row_token;
       for (int64_t r = 0; r < call.rows * p.top_k; ++r)
@@ -60,19 +60,20 @@ const OpInfo& Info() {
       Args a;
       a.rows = call.rows;
       a.out_rows = call.rows * p.top_k;
-      a.row_token = row_token.data();
+      TARE_ASSIGN_OR_RETURN(a.row_token, OnDevice(ctx, row_token.data(), a.out_rows));
       a.x = call.in[0].data();
       a.out = call.out[0].mutable_data();
       return Forward(ctx, p, a);
     };
-    op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
+    op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) -> Status {
       const Params p = ParamsOf(key);
       std::vector<int32_t> slot_row;
       for (int64_t r = 0; r < call.rows * p.top_k; ++r) slot_row.push_back(static_cast<int32_t>(r));
       BackwardArgs a;
       a.rows = call.rows;
       a.out_rows = call.rows * p.top_k;
-      a.slot_row = slot_row.data();
+      TARE_ASSIGN_OR_RETURN(a.slot_row,
+                            OnDevice(ctx, slot_row.data(), static_cast<int64_t>(slot_row.size())));
       a.dout = call.dout[0].data();
       a.dx = call.din[0].mutable_data();
       return Backward(ctx, p, a);

@@ -1,5 +1,7 @@
 #include "ops/embedding/embedding.h"
+#include "ops/embedding/embedding_cuda.h"
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -86,7 +88,7 @@ namespace {
 HWY_EXPORT(ForwardRows);
 HWY_EXPORT(BackwardId);
 
-Status Check(const Params& p, int64_t rows, const int32_t* ids) {
+Status Check(const Ctx& ctx, const Params& p, int64_t rows, const int32_t* ids) {
   TARE_RETURN_IF_ERROR(CheckDim("embedding", "vocab", p.vocab));
   TARE_RETURN_IF_ERROR(CheckDim("embedding", "hidden", p.hidden, int64_t{1} << 24));
   TARE_RETURN_IF_ERROR(CheckRowDType("embedding", "dtype", p.dtype));
@@ -96,7 +98,7 @@ Status Check(const Params& p, int64_t rows, const int32_t* ids) {
     return InvalidArgument("embedding: scale is {}; a finite number", p.scale);
   TARE_RETURN_IF_ERROR(CheckRows("embedding", rows));
   TARE_RETURN_IF_ERROR(CheckPointer("embedding", "ids", ids, rows));
-  for (int64_t t = 0; t < rows; ++t) {
+  for (int64_t t = 0; IsHost(ctx) && t < rows; ++t) {
     if (ids[t] < 0 || ids[t] >= p.vocab) {
       return InvalidArgument("embedding: row {} has token ID {}; the vocabulary is [0, {})", t,
                              ids[t], p.vocab);
@@ -108,10 +110,11 @@ Status Check(const Params& p, int64_t rows, const int32_t* ids) {
 }  // namespace
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("embedding", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, args.rows, args.ids));
+  TARE_RETURN_IF_ERROR(CheckDevice("embedding", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, args.rows, args.ids));
   TARE_RETURN_IF_ERROR(CheckPointer("embedding", "table", args.table, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("embedding", "out", args.out, args.rows));
+  TARE_WITH_CUDA_RETURN("embedding", ctx, ForwardCuda(ctx, params, args));
   ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, params.hidden, ctx.pool->threads()),
                            [&](int64_t begin, int64_t end) {
                              HWY_DYNAMIC_DISPATCH(ForwardRows)(params, args, begin, end);
@@ -120,11 +123,12 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("embedding", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, args.rows, args.ids));
+  TARE_RETURN_IF_ERROR(CheckDevice("embedding", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, args.rows, args.ids));
   TARE_RETURN_IF_ERROR(CheckUnits(args.units, args.rows).Annotate("embedding"));
   TARE_RETURN_IF_ERROR(CheckPointer("embedding", "dout", args.dout, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("embedding", "dtable", args.dtable, args.rows));
+  TARE_WITH_CUDA_RETURN("embedding", ctx, BackwardCuda(ctx, params, args));
   for (const TokenUnit& unit : args.units) {
     // Tokens by (id, position): one group an id, groups touch distinct rows of the table.
     std::vector<int32_t> tokens(static_cast<size_t>(unit.rows));

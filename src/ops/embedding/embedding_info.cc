@@ -67,7 +67,7 @@ const OpInfo& Info() {
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
       Args a;
       a.rows = call.rows;
-      a.ids = call.in[0].as<int32_t>();
+      a.ids = In<int32_t>(call.in[0]);
       a.table = call.in[1].data();
       a.out = call.out[0].mutable_data();
       return Forward(ctx, ParamsOf(key), a);
@@ -75,9 +75,9 @@ const OpInfo& Info() {
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
       BackwardArgs a;
       a.rows = call.rows;
-      a.ids = call.in[0].as<int32_t>();
+      a.ids = In<int32_t>(call.in[0]);
       a.dout = call.dout[0].data();
-      a.dtable = call.din[1].mutable_as<float>();
+      a.dtable = Out<float>(call.din[1]);
       a.units = call.units;
       return Backward(ctx, ParamsOf(key), a);
     };

@@ -1,6 +1,8 @@
 #include "ops/gate/gate.h"
+#include "ops/gate/gate_cuda.h"
 
 #include "numerics/elementary.h"
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -172,7 +174,7 @@ std::string_view ActivationName(Activation activation) {
 }
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("gate", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("gate", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("gate", given.rows));
   Args args = given;
@@ -180,6 +182,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   TARE_RETURN_IF_ERROR(CheckPointer("gate", "gate", args.gate, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("gate", "up", args.up, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("gate", "y", args.y, args.rows));
+  TARE_WITH_CUDA_RETURN("gate", ctx, ForwardCuda(ctx, params, args));
   const bool approximate = fault::Active(kApproximateExp, ctx.side);
   const bool early = fault::Active(kEarlyCast, ctx.side);
   if (approximate || early) {
@@ -195,7 +198,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("gate", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("gate", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("gate", given.rows));
   BackwardArgs args = given;
@@ -206,6 +209,7 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   TARE_RETURN_IF_ERROR(CheckPointer("gate", "dy", args.dy, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("gate", "dgate", args.dgate, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("gate", "dup", args.dup, args.rows));
+  TARE_WITH_CUDA_RETURN("gate", ctx, BackwardCuda(ctx, params, args));
   ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, params.width, ctx.pool->threads()),
                            [&](int64_t begin, int64_t end) {
                              HWY_DYNAMIC_DISPATCH(BackwardRows)(params, args, begin, end);

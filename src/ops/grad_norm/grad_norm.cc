@@ -1,5 +1,7 @@
 #include "ops/grad_norm/grad_norm.h"
+#include "ops/grad_norm/grad_norm_cuda.h"
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -42,7 +44,7 @@ HWY_EXPORT(LeafOf);
 int64_t BlocksPerRow(int64_t cols) { return (cols + kBlock - 1) / kBlock; }
 
 Status Leaves(const Ctx& ctx, const Entry& entry, int64_t begin, int64_t end, float* leaves) {
-  TARE_RETURN_IF_ERROR(CheckCpu("grad_norm", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("grad_norm", ctx));
   if (begin < 0 || end < begin || end > entry.rows) {
     return InvalidArgument("grad_norm: rows [{}, {}) of '{}', which has {}", begin, end, entry.name,
                            entry.rows);
@@ -51,6 +53,7 @@ Status Leaves(const Ctx& ctx, const Entry& entry, int64_t begin, int64_t end, fl
   TARE_RETURN_IF_ERROR(
       CheckPointer("grad_norm", entry.name.c_str(), entry.data, (end - begin) * entry.cols));
   TARE_RETURN_IF_ERROR(CheckPointer("grad_norm", "leaves", leaves, (end - begin) * blocks));
+  TARE_WITH_CUDA_RETURN("grad_norm", ctx, LeavesCuda(ctx, entry, begin, end, leaves));
   ctx.pool->ParallelRanges((end - begin) * blocks, 16, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       const int64_t row = begin + i / blocks;
@@ -60,6 +63,16 @@ Status Leaves(const Ctx& ctx, const Entry& entry, int64_t begin, int64_t end, fl
     }
   });
   return Ok();
+}
+
+size_t WorkspaceBytes(const Ctx& ctx, std::span<const Entry> entries) {
+#ifdef TARE_WITH_CUDA
+  int64_t total = 0;
+  for (const Entry& e : entries) total += e.rows * BlocksPerRow(e.cols);
+  if (ctx.device == Device::kCuda) return WorkspaceBytesCuda(total);
+#endif
+  (void)ctx, (void)entries;
+  return 0;
 }
 
 double Tree(std::span<const float> leaves) {
@@ -95,8 +108,51 @@ Contract ContractOf() {
   return c;
 }
 
+#ifdef TARE_WITH_CUDA
+namespace {
+
+Result<Norm> ComputeCuda(const Ctx& ctx, std::span<const Entry> entries, int64_t total,
+                         float max_norm) {
+  Norm norm;
+  if (total == 0) {
+    if (max_norm > 0.0f) norm.factor = std::min(1.0f, max_norm / 1e-6f);
+    return norm;
+  }
+  if (ctx.workspace == nullptr || ctx.workspace_bytes < WorkspaceBytesCuda(total)) {
+    return InvalidArgument("grad_norm: ctx.workspace has {} bytes; WorkspaceBytes says {}",
+                           ctx.workspace_bytes, WorkspaceBytesCuda(total));
+  }
+  int64_t at = 0;
+  for (const Entry& e : entries) {
+    TARE_RETURN_IF_ERROR(Leaves(ctx, e, 0, e.rows, static_cast<float*>(ctx.workspace) + at));
+    at += e.rows * BlocksPerRow(e.cols);
+  }
+  int64_t bad = -1;
+  TARE_RETURN_IF_ERROR(TreeCuda(ctx, total, &norm.sum_of_squares, &bad));
+  for (const Entry& e : entries) {
+    const int64_t blocks = BlocksPerRow(e.cols), count = e.rows * blocks;
+    if (bad >= 0 && bad < count) {
+      return InvalidArgument("grad_norm: the square sum of '{}' row {} block {} is not finite",
+                             e.name, bad / blocks, bad % blocks);
+    }
+    bad -= bad < 0 ? 0 : count;
+  }
+  norm.norm = static_cast<float>(__builtin_sqrt(norm.sum_of_squares));
+  double clip_sum = norm.sum_of_squares;
+  if (fault::Active(kShardNorm, ctx.side)) {
+    clip_sum = 0.0;
+    if (total > 1) TARE_RETURN_IF_ERROR(TreeCuda(ctx, total / 2, &clip_sum, &bad));
+  }
+  const auto clip_norm = static_cast<float>(__builtin_sqrt(clip_sum));
+  if (max_norm > 0.0f) norm.factor = std::min(1.0f, max_norm / (clip_norm + 1e-6f));
+  return norm;
+}
+
+}  // namespace
+#endif
+
 Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_norm) {
-  TARE_RETURN_IF_ERROR(CheckCpu("grad_norm", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("grad_norm", ctx));
   if (max_norm != max_norm) return InvalidArgument("grad_norm: max_norm is NaN");
   int64_t total = 0;
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -109,6 +165,9 @@ Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_n
       return InvalidArgument("grad_norm: '{}' is [{}, {}]", e.name, e.rows, e.cols);
     total += e.rows * BlocksPerRow(e.cols);
   }
+#ifdef TARE_WITH_CUDA
+  if (ctx.device == Device::kCuda) return ComputeCuda(ctx, entries, total, max_norm);
+#endif
   std::vector<float> leaves(static_cast<size_t>(total));
   int64_t at = 0;
   for (const Entry& e : entries) {

@@ -43,6 +43,8 @@ Status Leaves(const Ctx& ctx, const Entry& entry, int64_t begin, int64_t end, fl
 double Tree(std::span<const float> leaves);
 
 Contract ContractOf();
+// What Compute needs in ctx.workspace on a device (0 on the CPU). There it waits for the stream.
+size_t WorkspaceBytes(const Ctx& ctx, std::span<const Entry> entries);
 // max_norm <= 0 means no clip. Entries in byte order of their names, distinct, else
 // kInvalidArgument. A non-finite gradient is kInvalidArgument that names entry, row and block.
 Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_norm);

@@ -1,6 +1,7 @@
 // The registry entry of grad_norm. Rows are summed into one norm, so the suite's row cuts do not
 // apply; grad_norm_test.cc shows that shards and threads move no bit.
 
+#include "ops/cast/cast.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/info.h"
 
@@ -20,11 +21,14 @@ const OpInfo& Info() {
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
-      const Entry entry = {"grad", call.in[0].as<float>(), call.rows, key.dim("cols")};
+      const Entry entry = {"grad", In<float>(call.in[0]), call.rows, key.dim("cols")};
       TARE_ASSIGN_OR_RETURN(const Norm norm, Compute(ctx, {&entry, 1}, 1.0f));
-      call.out[0].mutable_as<float>()[0] = norm.norm;
-      call.out[1].mutable_as<float>()[0] = norm.factor;
-      return Ok();
+      TARE_ASSIGN_OR_RETURN(const float* const values, OnDevice(ctx, &norm.norm, 1));
+      TARE_ASSIGN_OR_RETURN(const float* const factors, OnDevice(ctx, &norm.factor, 1));
+      TARE_RETURN_IF_ERROR(
+          cast::Forward(ctx, {DType::kF32, DType::kF32}, {1, values, call.out[0].mutable_data()}));
+      return cast::Forward(ctx, {DType::kF32, DType::kF32},
+                           {1, factors, call.out[1].mutable_data()});
     };
     op->rows_independent = false;
     op->propagates_non_finite = false;

@@ -5,7 +5,11 @@
 
 #include "ops/dispatch/dispatch.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/info.h"
 #include "ops/registry.h"
+#ifdef TARE_WITH_CUDA
+#include "ops/grouped_linear/grouped_gemm.h"
+#endif
 
 namespace tare::ops::grouped_linear {
 namespace {
@@ -50,60 +54,70 @@ Signature SignatureOf(const OpKey& key, int64_t rows) {
   return s;
 }
 
-// Rows of `width` bytes between token order and routed order.
-void Scatter(const dispatch::Plan& plan, const std::vector<uint8_t>& routed, size_t width,
-             void* out) {
-  for (size_t r = 0; r < plan.row_token.size(); ++r) {
-    std::memcpy(static_cast<uint8_t*>(out) + static_cast<size_t>(plan.row_token[r]) * width,
-                &routed[r * width], width);
+// to[i] = from[rows[i]], rows of `width` bytes, bit for bit.
+Status Reorder(const Ctx& ctx, const void* from, const std::vector<int32_t>& rows, int64_t width,
+               void* to) {
+  const auto count = static_cast<int64_t>(rows.size());
+#ifdef TARE_WITH_CUDA
+  if (ctx.device == Device::kCuda) {
+    TARE_ASSIGN_OR_RETURN(const int32_t* const there, OnDevice(ctx, rows.data(), count));
+    return gpu::LaunchGather(from, width, there, count, width, to, ctx.stream);
   }
+#endif
+  (void)ctx;
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(static_cast<uint8_t*>(to) + i * width,
+                static_cast<const uint8_t*>(from) + rows[static_cast<size_t>(i)] * width,
+                static_cast<size_t>(width));
+  }
+  return Ok();
+}
+
+Result<dispatch::Plan> PlanOf(const Tensor& experts, int64_t rows) {
+  TARE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, OnHost<int32_t>(experts));
+  return dispatch::BuildPlan(rows, 1, kExperts, ids.data());
 }
 
 Status CallForward(const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
   const Params p = ParamsOf(key);
-  TARE_ASSIGN_OR_RETURN(const dispatch::Plan plan,
-                        dispatch::BuildPlan(call.rows, 1, kExperts, call.in[1].as<int32_t>()));
-  const auto width = static_cast<size_t>(p.linear.n * SizeOf(p.linear.y_dtype));
-  std::vector<uint8_t> y(static_cast<size_t>(call.rows) * width);
+  TARE_ASSIGN_OR_RETURN(const dispatch::Plan plan, PlanOf(call.in[1], call.rows));
+  TARE_ASSIGN_OR_RETURN(Tensor y,
+                        Tensor::Allocate(p.linear.y_dtype, {call.rows, p.linear.n}, ctx.device));
   Args a;
   a.rows = a.x_rows = call.rows;
   a.offsets = plan.offsets;
-  a.token_of = plan.row_token.data();
+  TARE_ASSIGN_OR_RETURN(a.token_of, OnDevice(ctx, plan.row_token.data(), call.rows));
   a.x = call.in[0].data();
   a.w = call.in[2].data();
-  a.y = y.data();
+  a.y = y.mutable_data();
   TARE_RETURN_IF_ERROR(Forward(ctx, p, a));
-  Scatter(plan, y, width, call.out[0].mutable_data());
-  return Ok();
+  return Reorder(ctx, y.data(), plan.slot_row, p.linear.n * SizeOf(p.linear.y_dtype),
+                 call.out[0].mutable_data());
 }
 
 Status CallBackward(const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
   const Params p = ParamsOf(key);
-  TARE_ASSIGN_OR_RETURN(const dispatch::Plan plan,
-                        dispatch::BuildPlan(call.rows, 1, kExperts, call.in[1].as<int32_t>()));
-  const auto dy_width = static_cast<size_t>(p.linear.n * SizeOf(p.linear.dy_dtype));
-  const auto dx_width = static_cast<size_t>(p.linear.k * SizeOf(p.linear.dx_dtype));
-  std::vector<uint8_t> dy(static_cast<size_t>(call.rows) * dy_width),
-      dx(static_cast<size_t>(call.rows) * dx_width);
-  for (size_t r = 0; r < plan.row_token.size(); ++r) {
-    std::memcpy(&dy[r * dy_width],
-                static_cast<const uint8_t*>(call.dout[0].data()) +
-                    static_cast<size_t>(plan.row_token[r]) * dy_width,
-                dy_width);
-  }
+  TARE_ASSIGN_OR_RETURN(const dispatch::Plan plan, PlanOf(call.in[1], call.rows));
+  TARE_ASSIGN_OR_RETURN(Tensor dy,
+                        Tensor::Allocate(p.linear.dy_dtype, {call.rows, p.linear.n}, ctx.device));
+  TARE_ASSIGN_OR_RETURN(Tensor dx,
+                        Tensor::Allocate(p.linear.dx_dtype, {call.rows, p.linear.k}, ctx.device));
+  TARE_RETURN_IF_ERROR(Reorder(ctx, call.dout[0].data(), plan.row_token,
+                               p.linear.n * SizeOf(p.linear.dy_dtype), dy.mutable_data()));
   BackwardArgs a;
   a.rows = a.x_rows = call.rows;
   a.offsets = plan.offsets;
-  a.token_of = plan.row_token.data();
+  TARE_ASSIGN_OR_RETURN(a.token_of, OnDevice(ctx, plan.row_token.data(), call.rows));
+  a.host_token_of = plan.row_token.data();
   a.dy = dy.data();
   a.x = call.in[0].data();
   a.w = call.in[2].data();
   a.units = call.units;
-  a.dx = dx.data();
-  a.dw = call.din[2].mutable_as<float>();
+  a.dx = dx.mutable_data();
+  a.dw = Out<float>(call.din[2]);
   TARE_RETURN_IF_ERROR(Backward(ctx, p, a));
-  Scatter(plan, dx, dx_width, call.din[0].mutable_data());
-  return Ok();
+  return Reorder(ctx, dx.data(), plan.slot_row, p.linear.k * SizeOf(p.linear.dx_dtype),
+                 call.din[0].mutable_data());
 }
 
 std::vector<OpKey> Keys() {
@@ -153,7 +167,7 @@ const OpInfo& Info() {
   static const auto* info = new OpInfo{
       .name = "grouped_linear",
       .dtypes = {DType::kBF16, DType::kF16, DType::kF32},
-      .devices = {Device::kCpu},
+      .devices = {Device::kCpu, Device::kCuda},
       .profiles = {Profile::kIeeeF32, Profile::kSm90Mma},
       .keys = Keys(),
       .select = [](const OpKey& key) { return ContractOf(ParamsOf(key), key.profile); },

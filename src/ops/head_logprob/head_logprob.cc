@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "ops/cuda_entry.h"
+#include "ops/head_logprob/head_logprob_cuda.h"
 #include "ops/logprob/leaf.h"
 #include "ops/rows.h"
 #include "tensor/convert.h"
@@ -20,7 +22,7 @@ struct Buffer {
 };
 
 Status Check(const Ctx& ctx, const Params& p, int64_t rows) {
-  TARE_RETURN_IF_ERROR(CheckCpu("head_logprob", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("head_logprob", ctx));
   TARE_RETURN_IF_ERROR(CheckDim("head_logprob", "hidden", p.hidden, int64_t{1} << 24));
   TARE_RETURN_IF_ERROR(CheckDim("head_logprob", "vocab", p.vocab));
   TARE_RETURN_IF_ERROR(CheckRowDType("head_logprob", "dtype", p.dtype));
@@ -73,11 +75,28 @@ class LeafTree {
 
 }  // namespace
 
+size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows) {
+#ifdef TARE_WITH_CUDA
+  if (ctx.device == Device::kCuda) return WorkspaceBytesCuda(params, rows);
+#endif
+  (void)ctx, (void)params, (void)rows;
+  return 0;
+}
+
+size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows) {
+#ifdef TARE_WITH_CUDA
+  if (ctx.device == Device::kCuda) return BackwardWorkspaceBytesCuda(ctx, params, rows);
+#endif
+  (void)ctx, (void)params, (void)rows;
+  return 0;
+}
+
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
   TARE_RETURN_IF_ERROR(Check(ctx, params, args.rows));
   if (args.rows > 0 && args.w == nullptr && args.packed == nullptr) {
     return InvalidArgument("head_logprob: w and packed are both null");
   }
+  TARE_WITH_CUDA_RETURN("head_logprob", ctx, ForwardCuda(ctx, params, args));
   const linear::Params head = LinearOf(params, params.vocab);
   const logprob::Params softmax = {
       .vocab = params.vocab, .logits_dtype = params.logits_dtype, .grad_dtype = params.dtype};
@@ -112,6 +131,7 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
   TARE_RETURN_IF_ERROR(CheckPointer("head_logprob", "x", args.x, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("head_logprob", "w", args.w, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("head_logprob", "dx", args.dx, args.rows));
+  TARE_WITH_CUDA_RETURN("head_logprob", ctx, BackwardCuda(ctx, params, args));
   const int64_t hidden = params.hidden;
   // Rows between the units (padding) get no gradient.
   if (args.rows > 0)

@@ -54,6 +54,10 @@ struct BackwardArgs {
 };
 
 Contract ContractOf(const Params& params, Profile profile);
+// What a call on a device needs in ctx.workspace: one tile of rows by the vocabulary (forward), one
+// sequence unit by one vocabulary leaf and four partial sums of dx (backward). 0 on the CPU.
+size_t WorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows);
+size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t rows);
 Status Forward(const Ctx& ctx, const Params& params, const Args& args);
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args);
 

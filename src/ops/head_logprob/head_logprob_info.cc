@@ -104,7 +104,7 @@ const OpInfo& Info() {
       a.w = call.in[1].data();
       logprob::BindBackward(call, 2, a);
       a.dx = call.din[0].mutable_data();
-      a.dw = call.din[1].mutable_as<float>();
+      a.dw = Out<float>(call.din[1]);
       a.units = call.units;
       return Backward(ctx, ParamsOf(key), a);
     };

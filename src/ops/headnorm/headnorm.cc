@@ -1,5 +1,7 @@
 #include "ops/headnorm/headnorm.h"
+#include "ops/headnorm/headnorm_cuda.h"
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -165,8 +167,16 @@ void TreeOfHeads(float* sums, int64_t heads, int64_t width) {
 
 }  // namespace
 
+size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t units) {
+#ifdef TARE_WITH_CUDA
+  if (ctx.device == Device::kCuda) return BackwardWorkspaceBytesCuda(params, units);
+#endif
+  (void)ctx, (void)params, (void)units;
+  return 0;
+}
+
 Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("headnorm", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("headnorm", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("headnorm", given.rows));
   Args args = given;
@@ -177,6 +187,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   TARE_RETURN_IF_ERROR(CheckPointer("headnorm", "w", args.w, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("headnorm", "y", args.y, args.rows));
   if (args.rows == 0) return Ok();
+  TARE_WITH_CUDA_RETURN("headnorm", ctx, ForwardCuda(ctx, params, args));
   std::vector<float> w(static_cast<size_t>(params.head_dim));
   HWY_DYNAMIC_DISPATCH(Widen)(params, args.w, w.data());
   ctx.pool->ParallelRanges(args.rows, RowGrain(args.rows, width, ctx.pool->threads()),
@@ -187,7 +198,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("headnorm", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("headnorm", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("headnorm", given.rows));
   TARE_RETURN_IF_ERROR(CheckUnits(given.units, given.rows).Annotate("headnorm"));
@@ -203,6 +214,7 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   TARE_RETURN_IF_ERROR(CheckPointer("headnorm", "dx", args.dx, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("headnorm", "dw", args.dw, args.rows));
   if (args.rows == 0) return Ok();
+  TARE_WITH_CUDA_RETURN("headnorm", ctx, BackwardCuda(ctx, params, args));
   std::vector<float> w(static_cast<size_t>(params.head_dim));
   HWY_DYNAMIC_DISPATCH(Widen)(params, args.w, w.data());
   // The weight first: dx may overwrite dy.

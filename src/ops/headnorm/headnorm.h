@@ -49,6 +49,9 @@ struct BackwardArgs {
 };
 
 Contract ContractOf(const Params& params);
+// With this much in ctx.workspace the weight's gradient runs over heads side by side; without it
+// more slowly. 0 on the CPU.
+size_t BackwardWorkspaceBytes(const Ctx& ctx, const Params& params, int64_t units);
 Status Forward(const Ctx& ctx, const Params& params, const Args& args);
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args);
 

@@ -77,7 +77,7 @@ const OpInfo& Info() {
       a.x = call.in[0].data();
       a.w = call.in[1].data();
       a.y = call.out[0].mutable_data();
-      a.rstd = call.out[1].mutable_as<float>();
+      a.rstd = Out<float>(call.out[1]);
       return Forward(ctx, ParamsOf(key), a);
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
@@ -85,10 +85,10 @@ const OpInfo& Info() {
       a.rows = call.rows;
       a.x = call.in[0].data();
       a.w = call.in[1].data();
-      a.rstd = call.out[1].as<float>();
+      a.rstd = In<float>(call.out[1]);
       a.dy = call.dout[0].data();
       a.dx = call.din[0].mutable_data();
-      a.dw = call.din[1].mutable_as<float>();
+      a.dw = Out<float>(call.din[1]);
       a.units = call.units;
       return Backward(ctx, ParamsOf(key), a);
     };

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "ops/cuda/cublas_peer.h"
@@ -25,10 +26,39 @@ Status CheckSizes(const Params& p, int64_t m) {
   return Unsupported("linear: m {}, n {}, k {} on CUDA; each at most {}", m, p.n, p.k, kLimit);
 }
 
-Status RefuseFaults(const Ctx& ctx) {
-  if (!AnyFault(ctx.side)) return Ok();
-  return Unsupported(
-      "linear: its faults are planted in the CPU code only; the CUDA kernels have none");
+// A contraction with the faults that are planted on this side: those that cut k act on the runs and
+// run on the kernels that everyone uses; the others on a plain kernel. `rows`: of the call.
+Status RunWithFaults(const Ctx& ctx, gpu::Contraction c, int64_t rows) {
+  const gpu::Faults faults = {
+      fault::Active(kAccumulateBf16, ctx.side), fault::Active(kSplitFma, ctx.side),
+      fault::Active(kReversedK, ctx.side), fault::Active(kBiasAfterCast, ctx.side)};
+  if (!AnyFault(ctx.side)) return gpu::RunContraction(c, ctx.stream, ctx.trace);
+  if (c.pass == gpu::Pass::kDw) {
+    if (fault::Active(kDwPartialGroup, ctx.side)) {
+      for (gpu::Run& run : c.runs) run.length = run.length / 16 * 16;
+      std::erase_if(c.runs, [](const gpu::Run& run) { return run.length == 0; });
+      if (c.runs.empty()) return Ok();
+    }
+  } else if (c.parts == 1 && c.chains() == 1) {
+    // Equal runs of whole groups, at most eight: the tree that the kernels hold.
+    int cuts = 1;
+    if (fault::Active(kSplitByRows, ctx.side) && rows <= 4) cuts = 4;
+    if (fault::Active(kSegmentsByRows, ctx.side) && rows > 16) cuts = 8;
+    while (cuts > 1 && c.k < 16 * cuts) cuts /= 2;
+    if (cuts > 1) {
+      const auto groups = static_cast<int>((c.k + 15) / 16);
+      c.runs.clear();
+      for (int i = 0; i < cuts; ++i) {
+        const int begin = 16 * (groups * i / cuts);
+        const int end = std::min(static_cast<int>(c.k), 16 * (groups * (i + 1) / cuts));
+        c.runs.push_back({begin, end - begin});
+      }
+      // The kernels want equal runs: others go through the plain one.
+      if (c.k % (16 * cuts) != 0) return gpu::LaunchFaulty(c, faults, ctx.stream);
+    }
+  }
+  if (faults.any()) return gpu::LaunchFaulty(c, faults, ctx.stream);
+  return gpu::RunContraction(c, ctx.stream, ctx.trace);
 }
 
 std::vector<gpu::Run> Runs(const std::vector<gemm::Group>& groups) {
@@ -71,7 +101,6 @@ size_t BackwardWorkspaceBytesCuda(const Ctx& ctx, const Params& p, int64_t m, in
 
 Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
   TARE_RETURN_IF_ERROR(CheckSizes(p, a.m));
-  TARE_RETURN_IF_ERROR(RefuseFaults(ctx));
   gpu::Contraction c;
   c.pass = gpu::Pass::kForward;
   c.m = a.m;
@@ -92,12 +121,11 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
   c.bias_dtype = p.bias_dtype;
   c.runs = Runs(ForwardGroups(p));
   if (ctx.batch_invariance == BatchInvariance::kOff) return Native(ctx, p, c);
-  return gpu::RunContraction(c, ctx.stream, ctx.trace);
+  return RunWithFaults(ctx, std::move(c), a.m);
 }
 
 Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   TARE_RETURN_IF_ERROR(CheckSizes(p, a.m));
-  TARE_RETURN_IF_ERROR(RefuseFaults(ctx));
   const bool sm90 = BackwardUsesSm90(ctx.profile, p);
   const void* dy = a.dy;
   DType dy_dtype = p.dy_dtype;
@@ -134,7 +162,7 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     const auto groups = DxGroups(p);
     c.runs = Runs(groups);
     c.parts = static_cast<int>(groups.front().size());
-    TARE_RETURN_IF_ERROR(gpu::RunContraction(c, ctx.stream, ctx.trace));
+    TARE_RETURN_IF_ERROR(RunWithFaults(ctx, c, a.m));
   }
   std::vector<gpu::Run> units;
   for (const TokenUnit& u : a.units)
@@ -152,7 +180,7 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     c.y_stride = p.k;
     c.runs = units;
     c.parts = 1;
-    TARE_RETURN_IF_ERROR(gpu::RunContraction(c, ctx.stream, ctx.trace));
+    TARE_RETURN_IF_ERROR(RunWithFaults(ctx, c, a.m));
   }
   if (a.dbias != nullptr && !units.empty()) {
     TARE_RETURN_IF_ERROR(gpu::LaunchBiasGradient(a.dy, p.dy_dtype, Stride(a.dy_stride, p.n), p.n,

@@ -76,6 +76,12 @@ Status RunContraction(const Contraction& c, StreamHandle stream, LaunchTrace* tr
 const void* ForwardKernel(int config);
 const void* DxKernel(int config);
 const void* DwKernel(int config);
+// What a planted fault does to a contraction; linear_faulty.cu. The others change the runs.
+struct Faults {
+  bool accumulate_bf16 = false, split_fma = false, reversed = false, bias_late = false;
+  bool any() const { return accumulate_bf16 || split_fma || reversed || bias_late; }
+};
+Status LaunchFaulty(const Contraction& c, const Faults& faults, StreamHandle stream);
 // linear_generic.cu
 Status LaunchGeneric(const Contraction& c, StreamHandle stream);
 // dbias[j] += per unit, in order: lanes(32) over the unit's rows of dy [rows, n].

@@ -227,14 +227,76 @@ TEST_F(LinearCuda, CudaComparisonSeesAPlantedFault) {
   Ctx cpu = Context(pool, Device::kCpu, Profile::kSm90Mma);
   cpu.side = fault::Side::kRollout;
   EXPECT_NE(FirstDifference(gpu, RunForward(cpu, f)), "");
-  // The device has no such code, and says so rather than run without it.
-  Ctx device = Context(pool, Device::kCuda, Profile::kSm90Mma);
-  device.side = fault::Side::kRollout;
-  const Tensor x = To(f.x, Device::kCuda);
-  EXPECT_EQ(Forward(device, f.params,
-                    {.m = 1, .x = x.data(), .w = x.data(), .y = const_cast<void*>(x.data())})
-                .code(),
-            Code::kUnsupported);
+}
+
+// Every planted fault of the operator, on the device: the CPU without it sees it, and the device is
+// clean again without it.
+TEST_F(LinearCuda, CudaFaultsOnTheDeviceAreSeenFromTheCpu) {
+  ThreadPool pool(2);
+  struct Planted {
+    const char* fault;
+    int64_t m;
+    DType x, y;
+    bool bias;
+  };
+  const DType b = DType::kBF16, f32 = DType::kF32;
+  for (const Planted& t : {Planted{"linear.accumulate_bf16", 3, b, f32, false},
+                           Planted{"linear.reversed_k", 3, b, f32, false},
+                           Planted{"linear.split_by_rows", 3, b, f32, false},
+                           Planted{"linear.segments_by_rows", 20, b, f32, false},
+                           Planted{"linear.bias_after_cast", 3, b, b, true},
+                           Planted{"linear.split_fma", 3, f32, f32, false}}) {
+    for (const Profile profile : {Profile::kSm90Mma, Profile::kIeeeF32}) {
+      SCOPED_TRACE(fmt::format("{} {}", t.fault, ProfileName(profile)));
+      std::mt19937 rng(5);
+      Forwarded f;
+      f.params.n = 40;
+      f.params.k = 256;
+      f.params.x_dtype = f.params.w_dtype = t.x;
+      f.params.y_dtype = t.y;
+      f.params.bias = t.bias;
+      f.m = t.m;
+      f.x = Random(t.x, {f.m, 256}, rng);
+      f.w = Random(t.x, {40, 256}, rng);
+      f.bias = Random(DType::kBF16, {40}, rng);
+      Ctx cpu = Context(pool, Device::kCpu, profile);
+      cpu.side = fault::Side::kTrainer;
+      Ctx device = Context(pool, Device::kCuda, profile);
+      device.side = fault::Side::kRollout;
+      const Tensor want = RunForward(cpu, f);
+      EXPECT_EQ(FirstDifference(want, RunForward(device, f)), "");
+      {
+        const fault::Scoped planted(std::string(t.fault) + "@rollout");
+        EXPECT_EQ(FirstDifference(want, RunForward(cpu, f)), "");
+        EXPECT_NE(FirstDifference(want, RunForward(device, f)), "") << "not seen";
+      }
+      EXPECT_EQ(FirstDifference(want, RunForward(device, f)), "") << "the fault stayed on";
+    }
+  }
+  // dW without the last, partial group of a unit.
+  std::mt19937 rng(6);
+  Params p;
+  p.n = p.k = 24;
+  const Tensor dy = Random(b, {37, 24}, rng), x = Random(b, {37, 24}, rng);
+  const TokenUnit unit = {0, 37};
+  const auto run = [&](Device where, fault::Side side) {
+    Ctx ctx = Context(pool, where, Profile::kSm90Mma);
+    ctx.side = side;
+    const Tensor d_dy = To(dy, where), d_x = To(x, where);
+    Tensor dw = To(Make(f32, {24, 24}), where);
+    const Status status = Backward(ctx, p,
+                                   {.m = 37,
+                                    .dy = d_dy.data(),
+                                    .x = d_x.data(),
+                                    .units = {&unit, 1},
+                                    .dw = static_cast<float*>(dw.mutable_data())});
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return To(dw, Device::kCpu);
+  };
+  const Tensor want = run(Device::kCpu, fault::Side::kTrainer);
+  EXPECT_EQ(FirstDifference(want, run(Device::kCuda, fault::Side::kRollout)), "");
+  const fault::Scoped planted("linear.dw_without_partial_group@rollout");
+  EXPECT_NE(FirstDifference(want, run(Device::kCuda, fault::Side::kRollout)), "");
 }
 
 void BackwardEqualsCpu(int cases, uint32_t seed) {

@@ -2,6 +2,7 @@
 
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_plain.h"
+#include "ops/info.h"
 #include "ops/registry.h"
 
 namespace tare::ops::linear {
@@ -71,8 +72,8 @@ Status CallBackward(const Ctx& ctx, const OpKey& key, const BackwardCall& call) 
   a.w = call.in[1].data();
   a.units = call.units;
   a.dx = call.din[0].mutable_data();
-  a.dw = call.din[1].mutable_as<float>();
-  if (p.bias) a.dbias = call.din[2].mutable_as<float>();
+  a.dw = Out<float>(call.din[1]);
+  if (p.bias) a.dbias = Out<float>(call.din[2]);
   return Backward(ctx, p, a);
 }
 
@@ -164,7 +165,7 @@ const OpInfo& Info() {
   static const auto* info = new OpInfo{
       .name = "linear",
       .dtypes = {DType::kBF16, DType::kF16, DType::kF32},
-      .devices = {Device::kCpu},
+      .devices = {Device::kCpu, Device::kCuda},
       .profiles = {Profile::kIeeeF32, Profile::kSm90Mma},
       .keys = Keys(),
       .select = [](const OpKey& key) { return ContractOf(ParamsOf(key), key.profile); },

@@ -1,7 +1,9 @@
 #include "ops/logprob/logprob.h"
+#include "ops/logprob/logprob_cuda.h"
 
 #include "numerics/elementary.h"
 #include "ops/logprob/leaf.h"
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -92,14 +94,13 @@ Partial LeafT(const T* x, float temperature, int64_t begin, int64_t end) {
       }
       // A NaN may get lost in the maximum; it comes back through the sum. -0 becomes +0.
       const float block_max = hn::GetLane(hn::MaxOfLanes(d, maximum)) + 0.0f;
-      const VF vm = hn::Set(d, block_max);
+      // Ids of a block without any finite logit would differ by NaN (-inf - -inf): from 0 they
+      // differ by -inf and count as nothing, and a NaN among them stays one.
+      const VF vm = hn::Set(d, block_max == -kInfinity ? 0.0f : block_max);
       const VF log2e = hn::Set(d, kLog2e);
       for (int64_t i = 0; i < kBlock; i += kLanes) {
         const VF difference = hn::Sub(hn::Load(d, zb + i), vm);
-        // Ids of a block without any finite logit differ by NaN: -inf - -inf. They count as
-        // nothing.
-        const VF value = num::Exp2(d, hn::Mul(difference, log2e));
-        const VF used = block_max == -kInfinity ? hn::Zero(d) : value;
+        const VF used = num::Exp2(d, hn::Mul(difference, log2e));
         hn::Store(used, d, e + b * kBlock + i);
         if constexpr (kEntropy) {
           const VF product = hn::Mul(used, difference);
@@ -305,13 +306,14 @@ void FaultyForward(const Params& p, const Args& a, const Faults& f) {
   }
 }
 
-Status Check(const Params& p, int64_t rows, const int32_t* targets, const float* temperature) {
+Status Check(const Ctx& ctx, const Params& p, int64_t rows, const int32_t* targets,
+             const float* temperature) {
   TARE_RETURN_IF_ERROR(CheckDim("logprob", "vocab", p.vocab));
   TARE_RETURN_IF_ERROR(CheckRowDType("logprob", "logits_dtype", p.logits_dtype));
   TARE_RETURN_IF_ERROR(CheckRowDType("logprob", "grad_dtype", p.grad_dtype));
   TARE_RETURN_IF_ERROR(CheckRows("logprob", rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "targets", targets, rows));
-  for (int64_t t = 0; t < rows; ++t) {
+  for (int64_t t = 0; IsHost(ctx) && t < rows; ++t) {
     if (targets[t] < -1 || targets[t] >= p.vocab) {
       return InvalidArgument("logprob: row {} has target {}; -1 (none) or [0, {})", t, targets[t],
                              p.vocab);
@@ -342,12 +344,13 @@ Partial TreeOfLeaves(const Partial leaves[8]) {
 }
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("logprob", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, given.rows, given.targets, given.temperature));
+  TARE_RETURN_IF_ERROR(CheckDevice("logprob", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, given.rows, given.targets, given.temperature));
   Args args = given;
   TARE_ASSIGN_OR_RETURN(args.stride, StrideOf("logprob", "stride", given.stride, params.vocab));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "logits", args.logits, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "logprob", args.logprob, args.rows));
+  TARE_WITH_CUDA_RETURN("logprob", ctx, ForwardCuda(ctx, params, args));
   const Faults faults = {fault::Active(kLogitsBf16, ctx.side),
                          fault::Active(kTemperatureLate, ctx.side),
                          fault::Active(kTemperatureMissing, ctx.side),
@@ -385,8 +388,8 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("logprob", ctx));
-  TARE_RETURN_IF_ERROR(Check(params, given.rows, given.targets, given.temperature));
+  TARE_RETURN_IF_ERROR(CheckDevice("logprob", ctx));
+  TARE_RETURN_IF_ERROR(Check(ctx, params, given.rows, given.targets, given.temperature));
   BackwardArgs args = given;
   if (given.id_begin < 0 || given.ids < 0 || given.id_begin > params.vocab - given.ids ||
       (given.ids == 0 && given.id_begin != 0)) {
@@ -403,6 +406,7 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& given)
   TARE_RETURN_IF_ERROR(CheckPointer("logprob", "dlogits", args.dlogits, args.rows));
   if (args.dentropy != nullptr)
     TARE_RETURN_IF_ERROR(CheckPointer("logprob", "entropy", args.entropy, args.rows));
+  TARE_WITH_CUDA_RETURN("logprob", ctx, BackwardCuda(ctx, params, args));
   const int64_t pieces = (args.ids + kPieceIds - 1) / kPieceIds;
   const int64_t grain = std::max<int64_t>(1, kPieceIds / args.ids);
   ctx.pool->ParallelRanges(args.rows * pieces, grain, [&](int64_t begin, int64_t end) {

@@ -27,23 +27,23 @@ inline std::vector<Operand> RowOutputs(int64_t rows) {
 template <typename Args>
 void BindForward(const ForwardCall& call, size_t at, Args& a) {
   a.rows = call.rows;
-  a.targets = call.in[at].as<int32_t>();
-  a.temperature = call.in[at + 1].as<float>();
-  a.logprob = call.out[0].mutable_as<float>();
-  a.entropy = call.out[1].mutable_as<float>();
-  a.max = call.out[2].mutable_as<float>();
-  a.log_sum = call.out[3].mutable_as<float>();
+  a.targets = In<int32_t>(call.in[at]);
+  a.temperature = In<float>(call.in[at + 1]);
+  a.logprob = Out<float>(call.out[0]);
+  a.entropy = Out<float>(call.out[1]);
+  a.max = Out<float>(call.out[2]);
+  a.log_sum = Out<float>(call.out[3]);
 }
 template <typename BackwardArgs>
 void BindBackward(const BackwardCall& call, size_t at, BackwardArgs& a) {
   a.rows = call.rows;
-  a.targets = call.in[at].as<int32_t>();
-  a.temperature = call.in[at + 1].as<float>();
-  a.entropy = call.out[1].as<float>();
-  a.max = call.out[2].as<float>();
-  a.log_sum = call.out[3].as<float>();
-  a.dlogprob = call.dout[0].as<float>();
-  a.dentropy = call.dout[1].as<float>();
+  a.targets = In<int32_t>(call.in[at]);
+  a.temperature = In<float>(call.in[at + 1]);
+  a.entropy = In<float>(call.out[1]);
+  a.max = In<float>(call.out[2]);
+  a.log_sum = In<float>(call.out[3]);
+  a.dlogprob = In<float>(call.dout[0]);
+  a.dentropy = In<float>(call.dout[1]);
 }
 
 }  // namespace tare::ops::logprob

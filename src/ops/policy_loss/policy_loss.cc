@@ -1,83 +1,16 @@
 #include "ops/policy_loss/policy_loss.h"
+#include "ops/policy_loss/policy_loss_cuda.h"
 
-#include "numerics/elementary.h"
 #include "numerics/lanes.h"
+#include "ops/policy_loss/token.h"
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 namespace tare::ops::policy_loss {
 namespace {
 
-// Everything of one token, forward and backward, so that the two cannot drift apart.
-struct Token {
-  float loss;      // unweighted
-  float dlogprob;  // unweighted
-  bool clipped;
-};
-
-struct Inputs {
-  const float* logprob;
-  const float* old_logprob;
-  const float* ref_logprob;
-  const float* entropy;
-  const float* advantage;
-};
-
-Token Evaluate(const Params& p, const Inputs& in, int64_t t, bool detached) {
-  const float rho = numerics::Exp(in.logprob[t] - in.old_logprob[t]);
-  const float a = in.advantage[t];
-  const float s1 = rho * a;
-  const float low = 1.0f - p.clip_low;
-  const float high = 1.0f + p.clip_high;
-  const float s2 = (rho < low ? low : rho > high ? high : rho) * a;
-  Token token;
-  token.clipped = s2 < s1;
-  float loss = -(token.clipped ? s2 : s1);
-  float gradient = token.clipped ? 0.0f : -(detached ? a : s1);
-  if (p.dual_clip > 0.0f && a < 0.0f) {
-    const float bound = -(p.dual_clip * a);
-    if (bound < loss) {
-      loss = bound;
-      gradient = 0.0f;
-      token.clipped = true;
-    }
-  }
-  if (p.kl != Kl::kNone) {
-    const float k = in.logprob[t] - in.ref_logprob[t];
-    float value = k;
-    float slope = 1.0f;
-    if (p.kl == Kl::kK2) {
-      value = (0.5f * k) * k;
-      slope = k;
-    } else if (p.kl == Kl::kK3) {
-      const float e = numerics::Expm1(-k);
-      value = e + k;
-      slope = -e;
-    }
-    loss = __builtin_fmaf(p.kl_coef, value, loss);
-    gradient = __builtin_fmaf(p.kl_coef, slope, gradient);
-  }
-  if (in.entropy != nullptr) loss = __builtin_fmaf(-p.entropy_coef, in.entropy[t], loss);
-  token.loss = loss;
-  token.dlogprob = gradient;
-  return token;
-}
-
-// The weight of a token: an f64 quotient of integers, rounded once.
-float WeightOf(const Params& p, int64_t global_count, const int32_t* sequence_tokens, int64_t t) {
-  switch (p.normalise) {
-    case Normalise::kToken:
-      return static_cast<float>(1.0 / static_cast<double>(global_count));
-    case Normalise::kSequence:
-      return static_cast<float>(
-          1.0 / (static_cast<double>(global_count) * static_cast<double>(sequence_tokens[t])));
-    case Normalise::kConstant:
-      return 1.0f / p.divisor;
-  }
-  return 0.0f;
-}
-
-Status Check(const Params& p, int64_t rows, const Inputs& in, const uint8_t* mask,
-             int64_t global_count, const int32_t* sequence_tokens) {
+Status Check(const Ctx& ctx, const Params& p, int64_t rows, const TokenInputs& in,
+             const uint8_t* mask, int64_t global_count, const int32_t* sequence_tokens) {
   const char* op = "policy_loss";
   TARE_RETURN_IF_ERROR(CheckRows(op, rows));
   if (!(p.clip_low >= 0.0f && p.clip_low < 1.0f))
@@ -108,7 +41,7 @@ Status Check(const Params& p, int64_t rows, const Inputs& in, const uint8_t* mas
   }
   if (p.normalise == Normalise::kSequence)
     TARE_RETURN_IF_ERROR(CheckPointer(op, "sequence_tokens", sequence_tokens, rows));
-  for (int64_t t = 0; t < rows; ++t) {
+  for (int64_t t = 0; IsHost(ctx) && t < rows; ++t) {
     if (mask[t] > 1)
       return InvalidArgument("{}: the mask of token {} is {}; 0 or 1", op, t, mask[t]);
     if (mask[t] == 1 && p.normalise == Normalise::kSequence && sequence_tokens[t] < 1) {
@@ -129,17 +62,18 @@ int64_t CountOf(const Ctx& ctx, int64_t rows, const uint8_t* mask, int64_t globa
 }  // namespace
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("policy_loss", ctx));
-  const Inputs in = {args.logprob, args.old_logprob, args.ref_logprob, args.entropy,
-                     args.advantage};
+  TARE_RETURN_IF_ERROR(CheckDevice("policy_loss", ctx));
+  const TokenInputs in = {args.logprob, args.old_logprob, args.ref_logprob, args.entropy,
+                          args.advantage};
   TARE_RETURN_IF_ERROR(
-      Check(params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
+      Check(ctx, params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
   TARE_RETURN_IF_ERROR(CheckUnits(args.units, args.rows).Annotate("policy_loss"));
   TARE_RETURN_IF_ERROR(CheckPointer("policy_loss", "loss", args.loss, args.rows));
   if (args.rows > 0 && (params.entropy_coef == 0.0f) != (args.entropy == nullptr)) {
     return InvalidArgument("policy_loss: entropy must be {}",
                            params.entropy_coef == 0.0f ? "null at entropy_coef 0" : "given");
   }
+  TARE_WITH_CUDA_RETURN("policy_loss", ctx, ForwardCuda(ctx, params, args));
   const bool multiply = fault::Active(kMaskByMultiply, ctx.side);
   const int64_t count = CountOf(ctx, args.rows, args.mask, args.global_count);
   std::vector<float> losses(static_cast<size_t>(args.rows), 0.0f);
@@ -179,15 +113,17 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("policy_loss", ctx));
-  const Inputs in = {args.logprob, args.old_logprob, args.ref_logprob, nullptr, args.advantage};
+  TARE_RETURN_IF_ERROR(CheckDevice("policy_loss", ctx));
+  const TokenInputs in = {args.logprob, args.old_logprob, args.ref_logprob, nullptr,
+                          args.advantage};
   TARE_RETURN_IF_ERROR(
-      Check(params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
+      Check(ctx, params, args.rows, in, args.mask, args.global_count, args.sequence_tokens));
   TARE_RETURN_IF_ERROR(CheckPointer("policy_loss", "dlogprob", args.dlogprob, args.rows));
   if (args.rows > 0 && (params.entropy_coef == 0.0f) != (args.dentropy == nullptr)) {
     return InvalidArgument("policy_loss: dentropy must be {}",
                            params.entropy_coef == 0.0f ? "null at entropy_coef 0" : "given");
   }
+  TARE_WITH_CUDA_RETURN("policy_loss", ctx, BackwardCuda(ctx, params, args));
   const bool multiply = fault::Active(kMaskByMultiply, ctx.side);
   const bool detached = fault::Active(kDetached, ctx.side);
   const int64_t count = CountOf(ctx, args.rows, args.mask, args.global_count);

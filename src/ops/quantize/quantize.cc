@@ -1,7 +1,9 @@
 #include "ops/quantize/quantize.h"
+#include "ops/quantize/quantize_cuda.h"
 
 #include <cstring>
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -153,11 +155,12 @@ void FaultyForward(const Params& p, const Args& a, bool per_tensor, bool half_aw
 }  // namespace
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("quantize", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("quantize", ctx));
   TARE_RETURN_IF_ERROR(Check(params, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("quantize", "x", args.x, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("quantize", "q", args.q, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("quantize", "scale", args.scale, args.rows));
+  TARE_WITH_CUDA_RETURN("quantize", ctx, ForwardCuda(ctx, params, args));
   const int64_t grain = RowGrain(args.rows, params.width, ctx.pool->threads());
   std::vector<int64_t> bad(static_cast<size_t>(args.rows), -1);
   ctx.pool->ParallelRanges(args.rows, grain, [&](int64_t begin, int64_t end) {
@@ -183,10 +186,11 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("quantize", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("quantize", ctx));
   TARE_RETURN_IF_ERROR(Check(params, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("quantize", "dy", args.dy, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("quantize", "dx", args.dx, args.rows));
+  TARE_WITH_CUDA_RETURN("quantize", ctx, BackwardCuda(ctx, params, args));
   ctx.pool->ParallelRanges(args.rows * params.width, 16384, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(BackwardRange)(params, args, begin, end);
   });

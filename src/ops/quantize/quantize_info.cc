@@ -49,9 +49,9 @@ const OpInfo& Info() {
       return s;
     };
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
-      return Forward(ctx, ParamsOf(key),
-                     {call.rows, call.in[0].data(), call.out[0].mutable_as<uint8_t>(),
-                      call.out[1].mutable_as<float>()});
+      return Forward(
+          ctx, ParamsOf(key),
+          {call.rows, call.in[0].data(), Out<uint8_t>(call.out[0]), Out<float>(call.out[1])});
     };
     op->width_dim = "width";
     op->propagates_non_finite = false;

@@ -1,5 +1,7 @@
 #include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rmsnorm/rmsnorm_cuda.h"
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -230,7 +232,7 @@ Status Check(const Params& p) {
 }  // namespace
 
 Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("rmsnorm", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("rmsnorm", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("rmsnorm", args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("rmsnorm", "x", args.x, args.rows));
@@ -242,6 +244,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
     return InvalidArgument("rmsnorm: residual and residual_out must be {}",
                            params.add_residual ? "given" : "null");
   }
+  TARE_WITH_CUDA_RETURN("rmsnorm", ctx, ForwardCuda(ctx, params, args));
   std::vector<float> w(static_cast<size_t>(params.hidden));
   if (args.rows > 0) HWY_DYNAMIC_DISPATCH(Widen)(params, args.w, w.data());
   const Faults faults = FaultsOf(ctx.side);
@@ -261,7 +264,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("rmsnorm", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("rmsnorm", ctx));
   TARE_RETURN_IF_ERROR(Check(params));
   TARE_RETURN_IF_ERROR(CheckRows("rmsnorm", args.rows));
   TARE_RETURN_IF_ERROR(CheckUnits(args.units, args.rows).Annotate("rmsnorm"));
@@ -272,6 +275,7 @@ Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) 
   TARE_RETURN_IF_ERROR(CheckPointer("rmsnorm", "dx", args.dx, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("rmsnorm", "dw", args.dw, args.rows));
   if (args.rows == 0) return Ok();
+  TARE_WITH_CUDA_RETURN("rmsnorm", ctx, BackwardCuda(ctx, params, args));
   std::vector<float> w(static_cast<size_t>(params.hidden));
   HWY_DYNAMIC_DISPATCH(Widen)(params, args.w, w.data());
   // The weight first: dx may overwrite dy.

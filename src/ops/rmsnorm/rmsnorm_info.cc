@@ -1,5 +1,7 @@
 // The contract and the registry entry of rmsnorm.
 
+#include "ops/cast/cast.h"
+#include "ops/info.h"
 #include "ops/registry.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
@@ -59,7 +61,7 @@ Status CallForward(const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
   a.w = call.in[p.add_residual ? 2 : 1].data();
   a.y = call.out[0].mutable_data();
   if (p.add_residual) a.residual_out = call.out[1].mutable_data();
-  a.rstd = call.out[p.add_residual ? 2 : 1].mutable_as<float>();
+  a.rstd = Out<float>(call.out[p.add_residual ? 2 : 1]);
   return Forward(ctx, p, a);
 }
 
@@ -69,16 +71,17 @@ Status CallBackward(const Ctx& ctx, const OpKey& key, const BackwardCall& call) 
   a.rows = call.rows;
   a.h = p.add_residual ? call.out[1].data() : call.in[0].data();
   a.w = call.in[p.add_residual ? 2 : 1].data();
-  a.rstd = call.out[p.add_residual ? 2 : 1].as<float>();
+  a.rstd = In<float>(call.out[p.add_residual ? 2 : 1]);
   a.dy = call.dout[0].data();
   if (p.add_residual) a.dresidual_out = call.dout[1].data();
   a.dx = call.din[0].mutable_data();
-  a.dw = call.din[p.add_residual ? 2 : 1].mutable_as<float>();
+  a.dw = Out<float>(call.din[p.add_residual ? 2 : 1]);
   a.units = call.units;
   TARE_RETURN_IF_ERROR(Backward(ctx, p, a));
   // One gradient serves x and residual.
   if (p.add_residual && call.din[1].size_bytes() > 0) {
-    std::memcpy(call.din[1].mutable_data(), a.dx, static_cast<size_t>(call.din[1].size_bytes()));
+    return cast::Forward(ctx, {p.grad_dtype, p.grad_dtype},
+                         {call.din[1].elements(), a.dx, call.din[1].mutable_data()});
   }
   return Ok();
 }
@@ -160,7 +163,7 @@ const OpInfo& Info() {
   static const auto* info = new OpInfo{
       .name = "rmsnorm",
       .dtypes = {DType::kBF16, DType::kF32},
-      .devices = {Device::kCpu},
+      .devices = {Device::kCpu, Device::kCuda},
       .profiles = {Profile::kIeeeF32, Profile::kSm90Mma},
       .keys = Keys(),
       .select = [](const OpKey& key) { return ContractOf(ParamsOf(key)); },

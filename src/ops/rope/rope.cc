@@ -1,6 +1,8 @@
 #include "ops/rope/rope.h"
+#include "ops/rope/rope_cuda.h"
 
 #include "numerics/elementary64.h"
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -184,7 +186,7 @@ void FaultyRotate(const Params& p, const Args& a, bool positions_bf16, bool cast
 }
 
 Result<Args> CheckArgs(const Ctx& ctx, const Params& p, const Args& given) {
-  TARE_RETURN_IF_ERROR(CheckCpu("rope", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("rope", ctx));
   TARE_RETURN_IF_ERROR(CheckParams(p));
   TARE_RETURN_IF_ERROR(CheckRows("rope", given.rows));
   TARE_RETURN_IF_ERROR(CheckDim("rope", "heads", given.heads, 65536));
@@ -197,7 +199,7 @@ Result<Args> CheckArgs(const Ctx& ctx, const Params& p, const Args& given) {
   TARE_RETURN_IF_ERROR(CheckPointer("rope", "sin", args.sin, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("rope", "x", args.x, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("rope", "y", args.y, args.rows));
-  for (int64_t t = 0; t < args.rows; ++t) {
+  for (int64_t t = 0; IsHost(ctx) && t < args.rows; ++t) {
     if (args.positions[t] < 0 || args.positions[t] >= args.table_positions) {
       return InvalidArgument("rope: row {} is at position {}; the table has [0, {})", t,
                              args.positions[t], args.table_positions);
@@ -208,6 +210,7 @@ Result<Args> CheckArgs(const Ctx& ctx, const Params& p, const Args& given) {
 
 Status Rotate(const Ctx& ctx, const Params& params, const Args& given, bool backward) {
   TARE_ASSIGN_OR_RETURN(const Args args, CheckArgs(ctx, params, given));
+  TARE_WITH_CUDA_RETURN("rope", ctx, RotateCuda(ctx, params, args, backward));
   const bool positions_bf16 = fault::Active(kPositionsBf16, ctx.side);
   const bool cast = fault::Active(kCastBeforeRotate, ctx.side);
   const bool detached = backward && fault::Active(kDetached, ctx.side);

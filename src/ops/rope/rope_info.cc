@@ -39,9 +39,10 @@ Result<Args> ArgsOf(const Ctx& ctx, const OpKey& key, int64_t rows, const Tensor
   Args a;
   a.rows = rows;
   a.heads = kHeads;
-  a.positions = positions.as<int32_t>();
-  a.cos = table.cos.data();
-  a.sin = table.sin.data();
+  a.positions = In<int32_t>(positions);
+  const auto size = static_cast<int64_t>(table.cos.size());
+  TARE_ASSIGN_OR_RETURN(a.cos, OnDevice(ctx, table.cos.data(), size));
+  TARE_ASSIGN_OR_RETURN(a.sin, OnDevice(ctx, table.sin.data(), size));
   a.table_positions = kPositions;
   a.x = x.data();
   a.y = y.mutable_data();

@@ -1,7 +1,9 @@
 #include "ops/router/router.h"
+#include "ops/router/router_cuda.h"
 
 #include <atomic>
 
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -141,12 +143,13 @@ void BackwardOne(const Params& p, const BackwardArgs& a, int64_t t, const int32_
 }  // namespace
 
 Status Forward(const Ctx& ctx, const Params& given, const Args& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("router", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("router", ctx));
   Params params = given;
   TARE_RETURN_IF_ERROR(Check(params, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("router", "logits", args.logits, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("router", "ids", args.ids, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("router", "weights", args.weights, args.rows));
+  TARE_WITH_CUDA_RETURN("router", ctx, ForwardCuda(ctx, params, args));
   const int64_t padded = RoundUp(params.experts, 32);
   const int64_t grain = RowGrain(args.rows, params.experts * 8, ctx.pool->threads());
   const auto valid = [&](int64_t t) { return args.valid == nullptr || args.valid[t] != 0; };
@@ -203,12 +206,13 @@ Status Forward(const Ctx& ctx, const Params& given, const Args& args) {
 }
 
 Status Backward(const Ctx& ctx, const Params& params, const BackwardArgs& args) {
-  TARE_RETURN_IF_ERROR(CheckCpu("router", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("router", ctx));
   TARE_RETURN_IF_ERROR(Check(params, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("router", "ids", args.ids, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("router", "probs", args.probs, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("router", "dweights", args.dweights, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("router", "dlogits", args.dlogits, args.rows));
+  TARE_WITH_CUDA_RETURN("router", ctx, BackwardCuda(ctx, params, args));
   const auto padding = [&](int64_t t) { return args.ids[t * params.top_k] < 0; };
   for (int64_t i = 0; i < args.rows * params.top_k; ++i) {
     const int32_t id = args.ids[i];

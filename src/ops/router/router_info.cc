@@ -81,17 +81,17 @@ const OpInfo& Info() {
       Args a;
       a.rows = call.rows;
       a.logits = call.in[0].data();
-      a.ids = call.out[0].mutable_as<int32_t>();
-      a.weights = call.out[1].mutable_as<float>();
-      a.probs = call.out[2].mutable_as<float>();
+      a.ids = Out<int32_t>(call.out[0]);
+      a.weights = Out<float>(call.out[1]);
+      a.probs = Out<float>(call.out[2]);
       return Forward(ctx, ParamsOf(key), a);
     };
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) {
       BackwardArgs a;
       a.rows = call.rows;
-      a.ids = call.out[0].as<int32_t>();
-      a.probs = call.out[2].as<float>();
-      a.dweights = call.dout[1].as<float>();
+      a.ids = In<int32_t>(call.out[0]);
+      a.probs = In<float>(call.out[2]);
+      a.dweights = In<float>(call.dout[1]);
       a.dlogits = call.din[0].mutable_data();
       a.logits = call.in[0].data();  // read by a planted fault alone
       return Backward(ctx, ParamsOf(key), a);

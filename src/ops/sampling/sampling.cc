@@ -1,4 +1,5 @@
 #include "ops/sampling/sampling.h"
+#include "ops/sampling/sampling_cuda.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,6 +7,7 @@
 #include "numerics/elementary.h"
 #include "numerics/philox.h"
 #include "ops/logprob/leaf.h"
+#include "ops/cuda_entry.h"
 #include "ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -180,7 +182,7 @@ const void* RowOf(const Params& p, const void* logits, int64_t stride, int64_t r
 }
 
 Status Check(const Ctx& ctx, const Params& p, int64_t rows) {
-  TARE_RETURN_IF_ERROR(CheckCpu("sampling", ctx));
+  TARE_RETURN_IF_ERROR(CheckDevice("sampling", ctx));
   TARE_RETURN_IF_ERROR(CheckDim("sampling", "vocab", p.vocab));
   TARE_RETURN_IF_ERROR(CheckRowDType("sampling", "logits_dtype", p.logits_dtype));
   return CheckRows("sampling", rows);
@@ -309,6 +311,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& given) {
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "seed", args.seed, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "position", args.position, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "token", args.token, args.rows));
+  TARE_WITH_CUDA_RETURN("sampling", ctx, ForwardCuda(ctx, params, args));
   for (int64_t b = 0; b < args.rows; ++b) {
     if (args.temperature != nullptr &&
         !(args.temperature[b] >= 0.0f && std::isfinite(args.temperature[b]))) {
@@ -341,6 +344,14 @@ Status Replay(const Ctx& ctx, const Params& params, const ReplayArgs& args) {
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "candidates", args.candidates, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "targets", args.targets, args.rows));
   TARE_RETURN_IF_ERROR(CheckPointer("sampling", "logprob", args.logprob, args.rows));
+#ifdef TARE_WITH_CUDA
+  if (ctx.device == Device::kCuda) {
+    ReplayArgs strided = args;
+    strided.stride = stride;
+    return ReplayCuda(ctx, params, strided);
+  }
+#endif
+  TARE_RETURN_IF_ERROR(CheckCpu("sampling", ctx));
   for (int64_t b = 0; b < args.rows; ++b) {
     if (args.targets[b] < 0 || args.targets[b] >= params.vocab) {
       return InvalidArgument("sampling: row {} has target {}; [0, {})", b, args.targets[b],

@@ -78,28 +78,29 @@ const OpInfo& Info() {
                    RowOperand("candidates", DType::kU8, {rows, (p.vocab + 7) / 8})};
       return s;
     };
-    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) {
-      std::vector<uint64_t> seeds(call.in[5].as<int32_t>(), call.in[5].as<int32_t>() + call.rows);
+    op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
+      TARE_ASSIGN_OR_RETURN(const std::vector<int32_t> words, OnHost<int32_t>(call.in[5]));
+      const std::vector<uint64_t> seeds(words.begin(), words.end());
       // Sets of useful sizes: p in [0.5, 1], min_p up to 1/32.
-      std::vector<float> top_p(call.in[3].as<float>(), call.in[3].as<float>() + call.rows);
-      std::vector<float> min_p(call.in[4].as<float>(), call.in[4].as<float>() + call.rows);
+      TARE_ASSIGN_OR_RETURN(std::vector<float> top_p, OnHost<float>(call.in[3]));
+      TARE_ASSIGN_OR_RETURN(std::vector<float> min_p, OnHost<float>(call.in[4]));
       for (float& p : top_p) p = 0.5f + 0.5f * p;
       for (float& p : min_p) p /= 32.0f;
       Args a;
       a.rows = call.rows;
       a.logits = call.in[0].data();
-      a.temperature = call.in[1].as<float>();
-      a.top_k = call.in[2].as<int32_t>();
-      a.top_p = top_p.data();
-      a.min_p = min_p.data();
-      a.seed = seeds.data();
-      a.position = call.in[6].as<int32_t>();
-      a.sample = call.in[7].as<int32_t>();
-      a.token = call.out[0].mutable_as<int32_t>();
-      a.logprob = call.out[1].mutable_as<float>();
-      a.processed_logprob = call.out[2].mutable_as<float>();
-      a.kept = call.out[3].mutable_as<int32_t>();
-      a.candidates = call.out[4].mutable_as<uint8_t>();
+      a.temperature = In<float>(call.in[1]);
+      a.top_k = In<int32_t>(call.in[2]);
+      TARE_ASSIGN_OR_RETURN(a.top_p, OnDevice(ctx, top_p.data(), call.rows));
+      TARE_ASSIGN_OR_RETURN(a.min_p, OnDevice(ctx, min_p.data(), call.rows));
+      TARE_ASSIGN_OR_RETURN(a.seed, OnDevice(ctx, seeds.data(), call.rows));
+      a.position = In<int32_t>(call.in[6]);
+      a.sample = In<int32_t>(call.in[7]);
+      a.token = Out<int32_t>(call.out[0]);
+      a.logprob = Out<float>(call.out[1]);
+      a.processed_logprob = Out<float>(call.out[2]);
+      a.kept = Out<int32_t>(call.out[3]);
+      a.candidates = Out<uint8_t>(call.out[4]);
       return Forward(ctx, ParamsOf(key), a);
     };
     op->width_dim = "vocab";

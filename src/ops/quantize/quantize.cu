@@ -1,0 +1,180 @@
+// quantize on CUDA: a warp for each row and block of 128.
+
+#include "ops/cuda/rows.cuh"
+#include "ops/quantize/quantize_cuda.h"
+
+namespace tare::ops::quantize {
+namespace {
+
+using namespace tare::ops::cuda;  // NOLINT(google-build-using-namespace)
+
+constexpr int kWarps = 8;
+constexpr int kAhead = 4;  // blocks of 128 whose loads are in flight together
+
+// The e4m3 code of v, nearest even, saturating: the bit steps of quantize.cc. REQUIRES: v finite.
+__device__ __forceinline__ uint32_t E4m3Code(float v) {
+  const float magnitude = fabsf(v);
+  const uint32_t bits = __float_as_uint(magnitude);
+  const uint32_t sign = (__float_as_uint(v) & 0x80000000u) >> 24;
+  const uint32_t rounded = (bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20;
+  const uint32_t normal = min(rounded - (120u << 3), 0x7eu);
+  const uint32_t small = __float_as_uint(Add(magnitude, 0x1p14f)) - __float_as_uint(0x1p14f);
+  return (magnitude < 0x1p-6f ? small : normal) | sign;
+}
+
+// The nearest code with ties away from zero: the planted defect.
+__device__ uint32_t HalfAway(float v) {
+  const float magnitude = fabsf(v);
+  const auto value_of = [](int code) {
+    const int exponent = code >> 3;
+    const float mantissa = static_cast<float>(code & 7) / 8.0f;
+    float value = exponent == 0 ? mantissa * 0x1p-6f : (1.0f + mantissa) * 0x1p-6f;
+    for (int i = 1; i < exponent; ++i) value *= 2.0f;
+    return value;
+  };
+  int code = 0;
+  while (code < 0x7e && magnitude >= (value_of(code) + value_of(code + 1)) * 0.5f) ++code;
+  return static_cast<uint32_t>(code) | (__float_as_uint(v) >> 31 << 7);
+}
+
+// Codes of one block whose scale is known.
+template <bool kVec>
+__device__ __forceinline__ void StoreCodes(const float (&v)[4], float scale, bool half_away,
+                                           uint8_t* q, int64_t count, int lane) {
+  uint32_t code[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float x = Div(v[e], scale);
+    code[e] = half_away ? HalfAway(x) : E4m3Code(x);
+  }
+  if constexpr (kVec) {
+    if (4 * lane < count)
+      *reinterpret_cast<uint32_t*>(q + 4 * lane) =
+          code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (lane + 32 * e < count) q[lane + 32 * e] = static_cast<uint8_t>(code[e]);
+    }
+  }
+}
+
+// The largest magnitude of a block; non-finite values are refused and count as 0.
+template <bool kVec>
+__device__ __forceinline__ float BlockMax(float (&v)[4], int64_t row, int64_t first, int lane,
+                                          unsigned long long* refused) {
+  float top = 0.0f;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if ((__float_as_uint(v[e]) & 0x7f800000u) == 0x7f800000u) {
+      Refuse(refused, Refusal::kQuantizeNotFinite, row, first + Chunk<kVec>::Index(lane, e));
+      v[e] = 0.0f;
+    }
+    top = fmaxf(top, fabsf(v[e]));
+  }
+#pragma unroll
+  for (int half = 16; half >= 1; half /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, half));
+  return top;
+}
+
+__device__ __forceinline__ float ScaleOf(float amax) {
+  const float scale = Div(amax, 448.0f);
+  return scale == 0.0f ? 1.0f : scale;
+}
+
+template <typename T, bool kVec>
+__global__ void __launch_bounds__(32 * kWarps)
+    quantize_kernel(int64_t rows, int64_t width, const void* x_, uint8_t* q, float* scales,
+                    unsigned long long* refused, bool half_away) {
+  const int lane = threadIdx.x % 32;
+  const int64_t blocks = (width + kBlock - 1) / kBlock, total = rows * blocks;
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kAhead; first < total;
+       first += int64_t{gridDim.x} * kWarps * kAhead) {
+    float v[kAhead][4];
+#pragma unroll
+    for (int b = 0; b < kAhead; ++b) {
+      const int64_t item = min(first + b, total - 1), row = item / blocks;
+      const int64_t at = (item - row * blocks) * kBlock;
+      Chunk<kVec>::Load(static_cast<const T*>(x_) + row * width + at, width - at, lane, v[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < kAhead; ++b) {
+      if (first + b >= total) break;
+      const int64_t row = (first + b) / blocks, at = (first + b - row * blocks) * kBlock;
+      const float scale = ScaleOf(BlockMax<kVec>(v[b], row, at, lane, refused));
+      if (lane == 0) scales[first + b] = scale;
+      StoreCodes<kVec>(v[b], scale, half_away, q + row * width + at, width - at, lane);
+    }
+  }
+}
+
+// The planted fault of one scale for the whole batch: one block reads everything first.
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    quantize_per_tensor_kernel(int64_t rows, int64_t width, const void* x_, uint8_t* q,
+                               float* scales, bool half_away) {
+  __shared__ float top[1024];
+  const T* x = static_cast<const T*>(x_);
+  float mine = 0.0f;
+  for (int64_t i = threadIdx.x; i < rows * width; i += 1024) mine = fmaxf(mine, fabsf(Widen(x[i])));
+  top[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = 512; half >= 1; half /= 2) {
+    if (static_cast<int>(threadIdx.x) < half)
+      top[threadIdx.x] = fmaxf(top[threadIdx.x], top[threadIdx.x + half]);
+    __syncthreads();
+  }
+  const float scale = top[0] > 0.0f ? Div(top[0], 448.0f) : 1.0f;
+  const int64_t blocks = (width + kBlock - 1) / kBlock;
+  for (int64_t i = threadIdx.x; i < rows * blocks; i += 1024) scales[i] = scale;
+  for (int64_t i = threadIdx.x; i < rows * width; i += 1024) {
+    const float v = Div(Widen(x[i]), scale);
+    q[i] = static_cast<uint8_t>(half_away ? HalfAway(v) : E4m3Code(v));
+  }
+}
+
+template <typename G>
+__global__ void __launch_bounds__(256) quantize_backward_kernel(int64_t count, const G* dy, G* dx) {
+  for (int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * 256)
+    Put(Widen(dy[i]), dx + i);
+}
+
+}  // namespace
+
+Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
+  TARE_ASSIGN_OR_RETURN(unsigned long long* const refused, RefusalWord());
+  if (args.rows == 0) return Ok();
+  const bool half_away = fault::Active(kHalfAway, ctx.side);
+  const bool per_tensor = fault::Active(kPerTensor, ctx.side);
+  const bool vec =
+      p.width % 4 == 0 && Aligned4(args.x, p.dtype) && reinterpret_cast<uintptr_t>(args.q) % 4 == 0;
+  return WithRowDType(p.dtype, [&](auto tag) -> Status {
+    using T = decltype(tag);
+    if (per_tensor) {
+      quantize_per_tensor_kernel<T>
+          <<<1, 1024, 0, Stream(ctx)>>>(args.rows, p.width, args.x, args.q, args.scale, half_away);
+      return Launched();
+    }
+    const auto run = [&](auto* kernel) {
+      const int64_t total = args.rows * ((p.width + kBlock - 1) / kBlock);
+      kernel<<<GridFor(total, kWarps * kAhead, int64_t{1} << 30), 32 * kWarps, 0, Stream(ctx)>>>(
+          args.rows, p.width, args.x, args.q, args.scale, refused, half_away);
+      return Launched();
+    };
+    return vec ? run(&quantize_kernel<T, true>) : run(&quantize_kernel<T, false>);
+  });
+}
+
+Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
+  const int64_t count = args.rows * p.width;
+  if (count == 0) return Ok();
+  return WithRowDType(p.grad_dtype, [&](auto tag) -> Status {
+    using G = decltype(tag);
+    quantize_backward_kernel<G><<<GridFor(count, 256), 256, 0, Stream(ctx)>>>(
+        count, static_cast<const G*>(args.dy), static_cast<G*>(args.dx));
+    return Launched();
+  });
+}
+
+}  // namespace tare::ops::quantize
