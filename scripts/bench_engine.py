@@ -128,7 +128,7 @@ def write_bf16_gguf(source, target):
 class Tare:
     """A tare server of one arm."""
 
-    def __init__(self, binary, model, arm, threads, extra=()):
+    def __init__(self, binary, model, arm, threads, kv_mib=512):
         self.dir = tempfile.TemporaryDirectory()
         port_file = os.path.join(self.dir.name, "port")
         env = dict(os.environ, VLLM_BATCH_INVARIANT="1" if arm == "invariant" else "0")
@@ -136,7 +136,7 @@ class Tare:
         begin = time.perf_counter()
         self.process = subprocess.Popen(
             [binary, "serve", model, "--port", "0", "--port-file", port_file, "--threads", str(threads),
-             "--no-enable-prefix-caching", "--kv-cache-mib", "512", *extra],
+             "--no-enable-prefix-caching", "--kv-cache-mib", str(kv_mib)],
             env=env, stdout=log, stderr=log)
         while not os.path.exists(port_file):
             if self.process.poll() is not None:
@@ -386,7 +386,7 @@ def main():
         weights = sum(p.stat().st_size for p in pathlib.Path(args.model).glob("*.safetensors"))
         loads = []
         for _ in range(3):
-            t = Tare(args.tare, args.model, "invariant", args.threads, ["--kv-cache-mib", "32"])
+            t = Tare(args.tare, args.model, "invariant", args.threads, kv_mib=32)
             loads.append((t.load_seconds, t.loaded_kib))
             t.stop()
         seconds = min(l[0] for l in loads)
