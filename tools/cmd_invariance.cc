@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/fault.h"
 #include "engine/invariance.h"
@@ -18,6 +19,7 @@ struct Options {
   std::string arm = "invariant";
   std::string profile = "ieee-f32";
   std::string faults;
+  std::vector<std::string> only;
   bool json = false;
   bool no_boundaries = false;
 };
@@ -32,6 +34,7 @@ int Run(Options& o) {
   o.run.profile = *profile;
   o.run.arm = o.arm == "native" ? ops::BatchInvariance::kOff : ops::BatchInvariance::kOn;
   o.run.boundaries = !o.no_boundaries;
+  o.run.only = {o.only.begin(), o.only.end()};
   std::error_code error;
   o.run.program = std::filesystem::read_symlink("/proc/self/exe", error).string();
   const auto line = [](const engine::InvarianceCell& c) {
@@ -72,6 +75,8 @@ TARE_COMMAND(invariance, [](CLI::App& root) {
       ->capture_default_str();
   app->add_option("--threads", o->run.threads, "compute threads (0: the CPUs of this process)")
       ->capture_default_str();
+  app->add_option("--only", o->only, "these axes alone (the rest counts as not covered)")
+      ->delimiter(',');
   app->add_flag("--no-boundaries", o->no_boundaries,
                 "leave out the prompts around the contract's constants");
   app->add_option("--fault", o->faults, "planted faults, name@rollout,...");

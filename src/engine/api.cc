@@ -119,7 +119,7 @@ void Api::Handle(const http::Request& request, const http::ResponderPtr& respond
     if (it == request.headers.end() || it->second.size() != wanted.size() ||
         CRYPTO_memcmp(it->second.data(), wanted.data(), wanted.size()) != 0) {
       return SendErrorText(responder, 401, "AuthenticationError",
-                           "a valid API key is needed: Authorization: Bearer KEY", nullptr);
+                           "a valid API key is needed: Authorization: Bearer KEY", "authorization");
     }
   }
   struct Route {
@@ -187,10 +187,10 @@ void Api::Handle(const http::Request& request, const http::ResponderPtr& respond
     if (path != route.path) continue;
     if (route.post ? post : get) return route.run();
     return SendErrorText(responder, 405, "MethodNotAllowedError",
-                         fmt::format("{} wants {}", path, route.post ? "POST" : "GET"), nullptr);
+                         fmt::format("{} wants {}", path, route.post ? "POST" : "GET"), "method");
   }
   SendErrorText(responder, 404, "NotFoundError",
-                fmt::format("no route {}", Printable(path.substr(0, 200))), nullptr);
+                fmt::format("no route {}", Printable(path.substr(0, 200))), "path");
 }
 
 Result<std::vector<std::vector<int32_t>>> Api::Prompts(ParsedRequest* r) {
@@ -364,6 +364,9 @@ Json Api::Identity() {
            {"at_start", s.raw ? Json(*s.raw) : Json(nullptr)},
            {"effective", s.effective == ops::BatchInvariance::kOn ? 1 : 0},
            {"changed_since_start", recheck.ok() ? Json(nullptr) : Json(recheck.message())}};
+  const WorkerChecks w = engine_->workers();
+  id["workers"] =
+      Json{{"threads", w.threads}, {"checked", w.checked}, {"saw_another_switch", w.other_switch}};
   id["profile"] = ProfileName(c.profile);
   id["faults"] = fault::Selected();
   id["block_size"] = c.scheduler.block_size;

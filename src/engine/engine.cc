@@ -8,6 +8,7 @@
 #include <set>
 
 #include "engine/faults.h"
+#include "numerics/fp_environment.h"
 
 namespace tare::engine {
 namespace {
@@ -57,14 +58,6 @@ Status SameModel(const models::Model& served, const models::Model& update) {
   return Ok();
 }
 
-// Launches that nobody takes must not fill memory: of equal ones (but for the shape) one is kept.
-void FoldLaunches(ops::LaunchTrace* trace) {
-  std::set<std::string> seen;
-  for (ops::Launch& l : trace->Take()) {
-    if (seen.insert(l.op + " " + l.kernel + " " + l.dtypes).second) trace->Record(std::move(l));
-  }
-}
-
 uint64_t FreshSeed() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
@@ -76,9 +69,15 @@ Engine::Engine(models::Model model, const EngineConfig& config, Hooks hooks)
     : config_(config),
       model_config_(model.config()),
       hooks_(std::move(hooks)),
-      pool_(config.threads),
+      pool_(config.threads, [this] { CheckWorker(); }),
       model_(std::make_unique<models::Model>(std::move(model))),
       weight_version_(config.weight_version) {}
+
+void Engine::CheckWorker() {
+  numerics::RequireFpEnvironment();
+  if (!Recheck(config_.batch_invariant).ok()) other_switch_++;
+  checked_++;
+}
 
 Result<std::unique_ptr<Engine>> Engine::Create(models::Model model, const EngineConfig& given,
                                                Hooks hooks) {
@@ -118,6 +117,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(models::Model model, const Engine
       models::KvCache cache,
       models::KvCache::Create(model.config(), s.num_blocks, s.block_size, model.device()));
   std::unique_ptr<Engine> engine(new Engine(std::move(model), config, std::move(hooks)));
+  while (engine->checked_ < engine->pool_.threads()) std::this_thread::yield();
   engine->cache_ = std::make_unique<models::KvCache>(std::move(cache));
   engine->scheduler_ = std::make_unique<Scheduler>(s);
   engine->stats_.num_blocks = s.num_blocks;
@@ -174,7 +174,9 @@ Status Engine::CheckRequest(const Request& request) const {
       return InvalidArgument("logit_bias: token {} has a bias that is not finite", id);
   }
   // The last sampled token needs no place in the cache, but its sequence must fit the model.
-  return scheduler_->CanHold(std::ssize(request.prompt) + p.max_tokens);
+  const Status fits = scheduler_->CanHold(std::ssize(request.prompt) + p.max_tokens);
+  if (!fits.ok()) return InvalidArgument("max_tokens: prompt and answer: {}", fits.message());
+  return Ok();
 }
 
 Status Engine::Submit(Request given) {
@@ -224,6 +226,7 @@ void Engine::OnThread(const std::function<void()>& command) {
 }
 
 void Engine::Loop() {
+  numerics::RequireFpEnvironment();  // this thread computes too, and the pool checked its maker
   for (;;) {
     std::vector<std::pair<std::string, int32_t>> aborts;
     std::deque<std::function<void()>> commands;
@@ -259,7 +262,6 @@ void Engine::Loop() {
       return;
     }
     Step();
-    if (step_ % 1024 == 0) FoldLaunches(&trace_);
     std::lock_guard lock(mutex_);
     stats_.scheduler = scheduler_->counters();
     stats_.waiting = scheduler_->waiting();
@@ -283,6 +285,24 @@ bool Engine::Step() {
     End(run.sequence, FinishReason::kError, std::move(event));
   }
   return true;
+}
+
+// Steps of one shape launch the same kernels, and to write some two hundred names a step costs
+// three percent of a decode step: each shape is recorded once until somebody takes the record.
+ops::LaunchTrace* Engine::TraceOf(const models::Batch& batch) {
+  if (taken_.exchange(false)) traced_.clear();
+  std::array<int64_t, 5> shape{};  // runs, rows, rows with logits, longest run, keys by 256
+  for (const models::TokenRun& run : batch.runs) {
+    const int64_t rows = std::ssize(run.tokens);
+    shape[0]++;
+    shape[1] += rows;
+    shape[2] += run.logit_rows + std::ssize(run.targets);
+    shape[3] = std::max(shape[3], rows);
+    shape[4] = std::max(shape[4], (run.position + rows) / 256);
+  }
+  // Shapes of years would fill memory too.
+  if (traced_.size() > 4096) return nullptr;
+  return traced_.insert(shape).second ? &trace_ : nullptr;
 }
 
 Status Engine::RunPlan(const StepPlan& plan) {
@@ -337,7 +357,7 @@ Status Engine::RunPlan(const StepPlan& plan) {
                .batch_invariance = config_.batch_invariant.effective,
                .device = model_->device(),
                .side = config_.side,
-               .trace = &trace_};
+               .trace = TraceOf(batch)};
   TARE_ASSIGN_OR_RETURN(const models::ForwardOutput output,
                         models::Forward(ctx, *model_, batch, &scratch_, nullptr, tap_));
 
@@ -354,7 +374,7 @@ Status Engine::RunPlan(const StepPlan& plan) {
           output.logprob[next++];
     }
   }
-  TARE_RETURN_IF_ERROR(SampleRows(plan, output));
+  TARE_RETURN_IF_ERROR(SampleRows(plan, output, ctx.trace));
   return Ok();
 }
 
@@ -440,7 +460,12 @@ Result<UpdateReport> Engine::UpdateWeights(int64_t version, const std::string& p
   }
   Result<std::string> after = std::string();
   OnThread([&] {
-    if (!fault::Active(kStaleWeights, config_.side)) *model_ = std::move(loaded);
+    if (fault::Active(kStalePacked, config_.side)) {
+      for (size_t i = 0; i < loaded.parameters().size(); ++i)
+        model_->mutable_parameters()[i].value = loaded.parameters()[i].value;
+    } else if (!fault::Active(kStaleWeights, config_.side)) {
+      *model_ = std::move(loaded);
+    }
     weight_version_ = version;
     if (!fault::Active(kKeepPrefixCache, config_.side))
       report.dropped_blocks = scheduler_->pool().DropCache();
@@ -450,7 +475,12 @@ Result<UpdateReport> Engine::UpdateWeights(int64_t version, const std::string& p
     stats_.weight_version = version;
     stats_.weight_updates++;
   });
-  if (!after.ok()) return after.status();
+  if (!after.ok()) {
+    // What serves now is no weights that anybody can name.
+    std::lock_guard lock(mutex_);
+    stats_.healthy = false;
+    return after.status();
+  }
   // With the planted fault the report says what is held, and the caller must notice.
   if (*after != held && !fault::Active(kStaleWeights, config_.side)) {
     return Error(Code::kInternal, "the engine holds weights {} after loading {}", *after, held);

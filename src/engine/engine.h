@@ -6,11 +6,14 @@
 // With batch invariance on, every logprob bit is a function of weights, tokens and contract alone:
 // not of the batch, the chunks, the page size, the cache, preemption or the number of threads.
 
+#include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,6 +55,14 @@ struct UpdateReport {
   int64_t aborted = 0;
   int64_t finished = 0;  // sequences that were let finish
   double load_seconds = 0;
+};
+
+// What the threads that compute found when they started: the rounding and flush modes are required
+// (a wrong one ends the process), the switch is compared with what the process read at its start.
+struct WorkerChecks {
+  int threads = 0;
+  int checked = 0;
+  int other_switch = 0;  // threads that saw another value in the environment
 };
 
 struct Stats {
@@ -104,8 +115,15 @@ class Engine {
   Result<std::string> WeightHash();
 
   Stats GetStats();
-  // Kernels that ran since the last call.
-  std::vector<ops::Launch> TakeLaunches() { return trace_.Take(); }
+  WorkerChecks workers() const {
+    return {.threads = pool_.threads(), .checked = checked_, .other_switch = other_switch_};
+  }
+  // Kernels that ran since the last call, once for every shape of a step (runs, rows, context).
+  std::vector<ops::Launch> TakeLaunches() {
+    std::vector<ops::Launch> launches = trace_.Take();
+    taken_ = true;
+    return launches;
+  }
   // Sets what reports every tensor of every step (null: nothing). Not owned; for dumps.
   void SetTap(Tap* tap);
 
@@ -115,10 +133,13 @@ class Engine {
  private:
   Engine(models::Model model, const EngineConfig& config, Hooks hooks);
 
+  void CheckWorker();
   void Loop();
   bool Step();  // false: nothing to do
   Status RunPlan(const StepPlan& plan);
-  Status SampleRows(const StepPlan& plan, const models::ForwardOutput& output);
+  Status SampleRows(const StepPlan& plan, const models::ForwardOutput& output,
+                    ops::LaunchTrace* trace);
+  ops::LaunchTrace* TraceOf(const models::Batch& batch);
   void Emit(Sequence* sequence, SequenceEvent event);
   void End(Sequence* sequence, FinishReason reason, SequenceEvent event);
   Status CheckRequest(const Request& request) const;
@@ -128,8 +149,11 @@ class Engine {
   EngineConfig config_;
   models::ModelConfig model_config_;
   Hooks hooks_;
+  std::atomic<int> checked_{0}, other_switch_{0};  // by the pool's threads, as they start
   ThreadPool pool_;
   ops::LaunchTrace trace_;
+  std::atomic<bool> taken_{false};
+  std::set<std::array<int64_t, 5>> traced_;  // the engine thread's own
 
   // The engine thread's own.
   std::unique_ptr<models::Model> model_;

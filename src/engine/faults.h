@@ -10,6 +10,8 @@ TARE_FAULT(kKeepPrefixCache, "engine.keep_prefix_cache", "engine.update_weights"
            "the prefix cache is keyed by tokens alone and survives a weight update");
 TARE_FAULT(kStaleWeights, "engine.stale_weights", "engine.update_weights", "C8",
            "an update is acknowledged but the old weights go on serving");
+TARE_FAULT(kStalePacked, "engine.stale_packed", "engine.update_weights", "C8",
+           "an update writes the parameters and leaves the packed copies that the kernels read");
 TARE_FAULT(kDirtyPromptLogprobs, "engine.dirty_prompt_logprobs", "engine.prompt_logprobs", "C3",
            "prompt rows skipped by a cache hit keep whatever the buffer held");
 TARE_FAULT(kDirtyBlocks, "engine.partial_block_hit", "engine.prefix_cache", "C3",

@@ -5,11 +5,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -17,6 +19,7 @@
 #include "base/reasons.h"
 #include "engine/client/client.h"
 #include "engine/serving.h"
+#include "models/op_params.h"
 #include "ops/attention/attention.h"
 
 namespace tare::engine {
@@ -104,13 +107,26 @@ class Matrix {
 
   Result<InvarianceReport> Run() {
     TARE_RETURN_IF_ERROR(Reference());
-    TARE_RETURN_IF_ERROR(Batches());
-    TARE_RETURN_IF_ERROR(Chunks());
-    TARE_RETURN_IF_ERROR(Pages());
-    TARE_RETURN_IF_ERROR(Caches());
-    TARE_RETURN_IF_ERROR(Schedules());
-    TARE_RETURN_IF_ERROR(PrefillAgainstDecode());
-    TARE_RETURN_IF_ERROR(FreshProcess());
+    const std::pair<const char*, std::function<Status()>> axes[] = {
+        {"batch", [&] { return Batches(); }},
+        {"chunk", [&] { return Chunks(); }},
+        {"page", [&] { return Pages(); }},
+        {"cache", [&] { return Caches(); }},
+        {"schedule", [&] { return Schedules(); }},
+        {"prefill against decode", [&] { return PrefillAgainstDecode(); }},
+        {"process", [&] { return Processes(); }},
+    };
+    for (const auto& [name, run] : axes) {
+      if (o_.only.empty() || o_.only.contains(name)) {
+        TARE_RETURN_IF_ERROR(run());
+        continue;
+      }
+      // A part of the matrix is no matrix.
+      InvarianceCell cell{.axis = name, .condition = "left out"};
+      cell.verdict = Verdict::kNotCovered;
+      cell.reason = reason::kOutsideScope;
+      report_.cells.push_back(std::move(cell));
+    }
     const auto rank = [](Verdict v) {
       return v == Verdict::kFail           ? 3
              : v == Verdict::kInconclusive ? 2
@@ -147,7 +163,9 @@ class Matrix {
 
   Request Victim(int index) const {
     Request r;
-    r.prompt = Ids(1u + static_cast<uint32_t>(index), index == 0 ? 45 : 21, vocab_);
+    // The last one reaches beyond a split of attention: shorter ones cannot see a split that moves.
+    const int64_t lengths[kVictims] = {45, 21, kLongPrompt};
+    r.prompt = Ids(1u + static_cast<uint32_t>(index), lengths[index], vocab_);
     r.params.max_tokens = o_.generated;
     r.params.seed = 7u + static_cast<uint64_t>(index);
     r.params.top_p = 0.95f;
@@ -183,14 +201,22 @@ class Matrix {
     bool preempt = false;
     int32_t neighbour_priority = 0;
     bool reversed = false;  // the victims arrive in the other order
+    int without = -1;       // a victim that stays away
+    bool late = false;      // what arrives before `slot` has begun to decode by then
   };
   Result<std::vector<Bits>> Play(const Scene& scene) {
     std::vector<Bits> got(kVictims);
     Collector collector(&engine());
     for (int i = 0; i <= scene.neighbours; ++i) {
       if (i == scene.slot) {
+        const int64_t before = engine().GetStats().generated_tokens;
+        for (int wait = 0; scene.late && wait < 5000; ++wait) {
+          if (engine().GetStats().generated_tokens > before) break;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
         for (int v = 0; v < kVictims; ++v) {
           const int which = scene.reversed ? kVictims - 1 - v : v;
+          if (which == scene.without) continue;
           TARE_RETURN_IF_ERROR(collector.Submit(Victim(which), &got[static_cast<size_t>(which)]));
         }
       }
@@ -249,6 +275,7 @@ class Matrix {
     TARE_ASSIGN_OR_RETURN(const std::vector<Bits> got, Play(scene));
     InvarianceCell cell{.axis = axis, .condition = condition};
     for (int v = 0; v < kVictims; ++v) {
+      if (v == scene.without) continue;
       const Bits& g = got[static_cast<size_t>(v)];
       const std::string who = fmt::format("victim {}", v);
       Compare(&cell, who, reference_[v].tokens, reference_[v].raw, g.tokens, g.raw);
@@ -293,12 +320,13 @@ class Matrix {
       // A fresh engine, for its counter of the widest step; no cache, so that every cell computes.
       TARE_RETURN_IF_ERROR(
           Start([](ServingConfig* c) { c->engine.scheduler.prefix_caching = false; }));
-      const int neighbours = size - kVictims;
+      const int neighbours = std::max(0, size - kVictims);
       for (const int slot : {0, neighbours / 2, neighbours}) {
         if (slot == neighbours / 2 && neighbours < 2) continue;
         if (slot == neighbours && neighbours < 1) continue;
-        TARE_RETURN_IF_ERROR(Cell("batch", fmt::format("{} slot {}", size, slot),
-                                  {.neighbours = neighbours, .slot = slot}));
+        TARE_RETURN_IF_ERROR(
+            Cell("batch", fmt::format("{} slot {}", size, slot),
+                 {.neighbours = neighbours, .slot = slot, .without = size < kVictims ? 1 : -1}));
         InvarianceCell& cell = report_.cells.back();
         const int64_t widest = WidestStep();
         cell.proof["widest_step"] = widest;
@@ -314,7 +342,8 @@ class Matrix {
 
   Status Chunks() {
     const auto chunked = [](const SchedulerCounters& c) { return c.chunked_runs; };
-    for (const int size : {1, 15, 16, 17, 37}) {
+    // Around a block, around the rows where the kernels change (8, 64, 192), and in the middle.
+    for (const int size : {1, 7, 8, 9, 15, 16, 17, 37, 63, 64, 65, 192, 193}) {
       TARE_RETURN_IF_ERROR(
           Start([&](ServingConfig* c) { c->engine.scheduler.max_num_batched_tokens = size; }));
       TARE_RETURN_IF_ERROR(
@@ -354,7 +383,8 @@ class Matrix {
     // A small pool whose blocks the neighbours need: the victims' are evicted, reused, computed
     // again.
     const auto computed = [](const SchedulerCounters& c) { return c.computed_tokens; };
-    TARE_RETURN_IF_ERROR(Start([](ServingConfig* c) { c->engine.scheduler.num_blocks = 10; }));
+    TARE_RETURN_IF_ERROR(
+        Start([](ServingConfig* c) { c->engine.scheduler.num_blocks = kLongBlocks + 8; }));
     TARE_RETURN_IF_ERROR(Play({}).status());
     TARE_RETURN_IF_ERROR(Play({.neighbours = 12, .slot = 12}).status());
     return Cell("cache", "evicted and reused", {.neighbours = 3}, "computed_tokens", computed, 66);
@@ -364,7 +394,7 @@ class Matrix {
     const auto preemptions = [](const SchedulerCounters& c) { return c.preemptions; };
     const auto mixed = [](const SchedulerCounters& c) { return c.mixed_steps; };
     TARE_RETURN_IF_ERROR(Start([](ServingConfig* c) {
-      c->engine.scheduler.num_blocks = 9;
+      c->engine.scheduler.num_blocks = kLongBlocks + 4;
       c->engine.scheduler.prefix_caching = false;
     }));
     TARE_RETURN_IF_ERROR(Cell("preemption", "blocks run out", {.neighbours = 6, .slot = 3},
@@ -381,6 +411,8 @@ class Matrix {
                               {.neighbours = 8, .slot = 4}, "mixed_steps", mixed));
     TARE_RETURN_IF_ERROR(Cell("order", "reversed", {.neighbours = 4, .slot = 4, .reversed = true},
                               "mixed_steps", mixed));
+    TARE_RETURN_IF_ERROR(Cell("order", "after others began to decode",
+                              {.neighbours = 4, .slot = 4, .late = true}, "mixed_steps", mixed));
     TARE_RETURN_IF_ERROR(Start([](ServingConfig* c) { c->engine.scheduler.max_num_seqs = 2; }));
     TARE_RETURN_IF_ERROR(
         Cell("priority", "neighbours first", {.neighbours = 5, .neighbour_priority = -1}));
@@ -391,16 +423,30 @@ class Matrix {
     return Ok();
   }
 
+  // Every place along a sequence where the contract or the cache begins something new, taken from
+  // the operators' own parameters for this model.
+  std::map<std::string, int64_t> Constants() {
+    const models::ModelConfig& config = engine().model_config();
+    std::map<std::string, int64_t> at = {
+        {"page", engine().config().scheduler.block_size}, {"step group", 16}, {"lanes", 128}};
+    for (const models::LayerConfig& layer : config.layers) {
+      const ops::attention::Params p = models::AttentionParams(config, layer);
+      at["kv_tile"] = p.kv_tile;
+      at["kv_split"] = p.kv_split;
+      at["second kv_split"] = 2 * p.kv_split;
+      if (p.window > 1) at[fmt::format("window {}", p.window)] = p.window;
+    }
+    std::erase_if(at, [](const auto& c) { return c.second < 2 || c.second > kLongest - 130; });
+    return at;
+  }
+
   // Logprobs of what decode sampled, forced through one prefill; also around the constants of the
-  // contract, where a tile, a split or a page begins.
+  // contract.
   Status PrefillAgainstDecode() {
     TARE_RETURN_IF_ERROR(Start());
     std::vector<std::pair<std::string, int64_t>> prompts = {{"45 tokens", 45}};
     if (o_.boundaries) {
-      const ops::attention::Params contract;
-      for (const auto& [name, at] : {std::pair<const char*, int64_t>{"page", 16},
-                                     {"kv_tile", contract.kv_tile},
-                                     {"kv_split", contract.kv_split}}) {
+      for (const auto& [name, at] : Constants()) {
         for (const int64_t d : {-1, 0, 1})
           prompts.emplace_back(fmt::format("{} {:+d}", name, d), at + d);
       }
@@ -431,8 +477,13 @@ class Matrix {
     return Ok();
   }
 
-  Status FreshProcess() {
-    InvarianceCell cell{.axis = "process", .condition = "fresh"};
+  Status Processes() {
+    TARE_RETURN_IF_ERROR(FreshProcess("fresh", {}));
+    return FreshProcess("fresh, other settings",
+                        {"--threads", "1", "--block-size", "8", "--max-num-batched-tokens", "100"});
+  }
+  Status FreshProcess(const std::string& condition, const std::vector<std::string>& options) {
+    InvarianceCell cell{.axis = "process", .condition = condition};
     if (o_.program.empty()) {
       cell.verdict = Verdict::kNotCovered;
       cell.reason = reason::kOutsideScope;
@@ -442,14 +493,15 @@ class Matrix {
     }
     std::string root = (std::filesystem::temp_directory_path() / "tare_invariance_XXXXXX").string();
     if (::mkdtemp(root.data()) == nullptr) return Errno("mkdtemp", root, errno);
-    const Status status = AskProcess(root + "/port", &cell);
+    const Status status = AskProcess(root + "/port", options, &cell);
     std::error_code ignored;
     std::filesystem::remove_all(root, ignored);
     TARE_RETURN_IF_ERROR(status);
     Close(std::move(cell), true);
     return Ok();
   }
-  Status AskProcess(const std::string& port_file, InvarianceCell* cell) {
+  Status AskProcess(const std::string& port_file, const std::vector<std::string>& options,
+                    InvarianceCell* cell) {
     std::vector<std::string> args = {"tare",
                                      "serve",
                                      o_.model_path,
@@ -463,6 +515,7 @@ class Matrix {
                                      fmt::format("{}", kLongest),
                                      "--kv-cache-mib",
                                      "64"};
+    args.insert(args.end(), options.begin(), options.end());
     if (!fault::Selected().empty()) args.insert(args.end(), {"--fault", fault::Selected()});
     const bool on = o_.arm == ops::BatchInvariance::kOn;
     std::vector<std::string> env;
@@ -516,8 +569,11 @@ class Matrix {
     return status;
   }
 
-  static constexpr int kVictims = 2;
-  static constexpr int64_t kLongest = 1024;
+  static constexpr int kVictims = 3;
+  static constexpr int64_t kLongPrompt = 600;
+  // Blocks of 16 that the longest victim needs, all of its tokens at most 128.
+  static constexpr int64_t kLongBlocks = (kLongPrompt + 128) / 16 + 1;
+  static constexpr int64_t kLongest = 1184;
 
   InvarianceOptions o_;
   std::function<void(const InvarianceCell&)> say_;
@@ -534,6 +590,13 @@ Result<InvarianceReport> RunInvariance(
     const std::function<void(const InvarianceCell& cell)>& progress) {
   if (options.generated < 2 || options.generated > 128)
     return InvalidArgument("generated {}; it must be from 2 to 128", options.generated);
+  for (const std::string& axis : options.only) {
+    if (std::find(std::begin(kInvarianceAxes), std::end(kInvarianceAxes), axis) ==
+        std::end(kInvarianceAxes)) {
+      return InvalidArgument("axis '{}'; one of {}", Printable(axis),
+                             fmt::join(kInvarianceAxes, ", "));
+    }
+  }
   if (options.max_batch < 2 || options.max_batch > 64)
     return InvalidArgument("max_batch {}; it must be from 2 to 64", options.max_batch);
   return Matrix(options, progress).Run();

@@ -8,7 +8,9 @@
 // It proves consistency inside inference (C3) and nothing about a trainer.
 
 #include <functional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/json.h"
@@ -16,6 +18,9 @@
 #include "engine/engine.h"
 
 namespace tare::engine {
+
+inline constexpr std::string_view kInvarianceAxes[] = {
+    "batch", "chunk", "page", "cache", "schedule", "prefill against decode", "process"};
 
 struct InvarianceOptions {
   std::string model_path{};
@@ -25,6 +30,8 @@ struct InvarianceOptions {
   int max_batch = 64;      // batch sizes are the powers of two up to here, and 3
   int generated = 16;      // tokens a victim
   bool boundaries = true;  // prompts around every contract constant (kv_split: some hundred tokens)
+  // Axes to run; empty: all. Those left out are cells that say not-covered.
+  std::set<std::string, std::less<>> only{};
   // The tare program, for the cell of a fresh process; empty: that cell is not covered.
   std::string program{};
 };

@@ -17,7 +17,7 @@ namespace tare::engine {
 namespace {
 
 class EngineInvariance : public ::testing::Test {
- protected:
+ public:
   static void SetUpTestSuite() {
     root_ = new std::string(std::filesystem::temp_directory_path() /
                             fmt::format("tare-invariance-{}", ::getpid()));
@@ -27,11 +27,13 @@ class EngineInvariance : public ::testing::Test {
     std::filesystem::remove_all(*root_);
     delete root_;
   }
-  static InvarianceReport Run(ops::BatchInvariance arm = ops::BatchInvariance::kOn) {
+  static InvarianceReport Run(ops::BatchInvariance arm = ops::BatchInvariance::kOn,
+                              std::set<std::string, std::less<>> only = {}, int max_batch = 8) {
     InvarianceOptions o{.model_path = *root_, .arm = arm, .threads = 1};
-    o.max_batch = 8;
+    o.max_batch = max_batch;
     o.generated = 8;
-    o.boundaries = false;
+    o.boundaries = only.contains("prefill against decode");
+    o.only = std::move(only);
     o.program = TARE_BINARY_DIR "/tare";
     const auto r = RunInvariance(o);
     EXPECT_TRUE(r.ok()) << r.status().ToString();
@@ -68,10 +70,38 @@ TEST_F(EngineInvariance, NativeArmFails) {
   EXPECT_TRUE(Failed(report).contains("batch"));
 }
 
-// C3-02: K split by rows is caught on the batch axis. (Faulty operators run their plain loops.)
+void ExpectCaught(const char* fault, const char* axis) {
+  const fault::Scoped scoped(std::string(fault) + "@rollout");
+  const InvarianceReport report = EngineInvariance::Run(ops::BatchInvariance::kOn, {axis}, 4);
+  EXPECT_EQ(report.verdict, Verdict::kFail) << fault;
+  EXPECT_TRUE(EngineInvariance::Failed(report).contains(axis)) << fault;
+}
+
+// C3-02..C3-06: each planted fault of the runtime is caught on the axis where it acts.
+TEST_F(EngineInvariance, PlantedFaultsAreCaught) {
+  ExpectCaught("engine.partial_block_hit", "cache");
+  ExpectCaught("sampling.seed_by_batch_row", "batch");
+}
+
+// H07: so are those of attention; prompts shorter than a split, or one batch size, would miss them.
+// (Faulty operators run their plain loops.)
+TEST_F(EngineInvariance, SlowFaultsOfAttentionAreCaught) {
+  ExpectCaught("attention.split_by_batch", "batch");
+  ExpectCaught("attention.decode_other_split", "prefill against decode");
+  ExpectCaught("attention.tile_by_rows", "chunk");
+}
+
+// A part of the matrix is never a pass: what was left out is not covered.
+TEST_F(EngineInvariance, APartIsNotCovered) {
+  const InvarianceReport report = Run(ops::BatchInvariance::kOn, {"page"});
+  EXPECT_EQ(report.verdict, Verdict::kNotCovered);
+  EXPECT_TRUE(Failed(report).empty());
+  EXPECT_FALSE(RunInvariance({.model_path = *root_, .only = {"pages"}}).ok());
+}
+
+// C3-02: K split by rows is caught on the batch axis.
 TEST_F(EngineInvariance, SlowPlantedFaultIsCaught) {
-  const fault::Scoped fault("linear.split_by_rows@rollout");
-  EXPECT_TRUE(Failed(Run()).contains("batch"));
+  ExpectCaught("linear.split_by_rows", "batch");
 }
 
 }  // namespace

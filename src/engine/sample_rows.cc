@@ -1,6 +1,7 @@
 // The second half of an engine step: from rows of logits to tokens, their logprobs and events.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "engine/engine.h"
@@ -29,7 +30,8 @@ std::vector<int32_t> Banned(const Sequence& s, const std::vector<int32_t>& eos) 
 
 }  // namespace
 
-Status Engine::SampleRows(const StepPlan& plan, const models::ForwardOutput& output) {
+Status Engine::SampleRows(const StepPlan& plan, const models::ForwardOutput& output,
+                          ops::LaunchTrace* trace) {
   const int64_t vocab = model_config_.vocab;
   const DType dtype = output.logits.dtype();
   const int64_t row_bytes = vocab * SizeOf(dtype);
@@ -37,7 +39,7 @@ Status Engine::SampleRows(const StepPlan& plan, const models::ForwardOutput& out
                .profile = config_.profile,
                .batch_invariance = config_.batch_invariant.effective,
                .side = config_.side,
-               .trace = &trace_};
+               .trace = trace};
   Tensor host;
   if (output.logits.elements() > 0) {
     TARE_ASSIGN_OR_RETURN(host, output.logits.To(Device::kCpu));
@@ -141,7 +143,13 @@ Status Engine::SampleRows(const StepPlan& plan, const models::ForwardOutput& out
   // it was, and the step can be run again.
   std::vector<TokenOutput> outputs(n);
   for (size_t r = 0; r < n; ++r) {
-    const SamplingParams& p = plan.runs[rows[r].run].sequence->request->params;
+    const Sequence& s = *plan.runs[rows[r].run].sequence;
+    const SamplingParams& p = s.request->params;
+    for (size_t i = 0; !s.prompt_sent && i < s.prompt_logprobs.size(); ++i) {
+      // H06: a row that a cache hit skipped must not go out as a logprob.
+      if (std::bit_cast<uint32_t>(s.prompt_logprobs[i].raw_logprob) == kAbsentLogprob)
+        return Error(Code::kInternal, "prompt_logprobs: position {} was never computed", i + 1);
+    }
     TokenOutput& o = outputs[r];
     o = TokenOutput{.token = token[r],
                     .raw_logprob = raw[r],

@@ -2,6 +2,7 @@
 
 // What a client asks for, what it gets back, and the state of one sampled sequence in between.
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -52,9 +53,13 @@ struct TokenOutput {
   std::vector<uint8_t> candidates{};
 };
 
+// What a prompt row holds until it is computed: no logprob has these bits, and 0.0 is one.
+inline constexpr uint32_t kAbsentLogprob = 0x7FC0BEEF;
+
 struct PromptLogprob {
-  float raw_logprob = 0.0f;  // of the token at this position, given those before it
-  int32_t rank = 0;          // 1: the most likely; filled with a top list
+  float raw_logprob =
+      std::bit_cast<float>(kAbsentLogprob);  // of the token at this position, given those before it
+  int32_t rank = 0;                          // 1: the most likely; filled with a top list
   std::vector<TopLogprob> top{};
 };
 

@@ -7,6 +7,7 @@
 #include "base/env.h"
 #include "models/chat_template.h"
 #include "models/load_tokenizer.h"
+#include "models/packed.h"
 #include "tensor/checkpoint.h"
 #include "tensor/digest.h"
 #include "tensor/weight_hash.h"
@@ -52,14 +53,15 @@ std::string SelfHash() {
 
 }  // namespace
 
-Result<std::string> HeldWeightHash(const models::Model& model) {
+Result<std::string> HeldWeightHash(const models::Model& model, ThreadPool* pool, bool codes) {
+  TARE_RETURN_IF_ERROR(models::VerifyPacked(pool, model, codes));
   TARE_ASSIGN_OR_RETURN(const auto tensors, model.NamedTensors());
   std::vector<WeightHashItem> items;
   for (const auto& [name, tensor] : tensors) {
     items.push_back({.name = name,
                      .dtype = tensor.dtype(),
                      .shape = tensor.shape(),
-                     .digest = TensorDigest(tensor),
+                     .digest = TensorDigest(tensor, pool),
                      .plain_sha256 = std::nullopt});
   }
   TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, HashOfItems(std::move(items)));
@@ -80,21 +82,31 @@ Result<std::unique_ptr<Serving>> Serving::Start(const ServingConfig& given) {
 
   const models::ModelOptions options{.max_positions = config.engine.scheduler.max_model_len,
                                      .side = config.engine.side};
+  // Codes of the Hopper step are made at load, not by the first request; the native arm computes in
+  // its own way whatever the profile.
+  const bool codes = config.engine.profile == Profile::kSm90Mma &&
+                     config.engine.batch_invariant.effective == ops::BatchInvariance::kOn;
   ThreadPool pool(config.engine.threads);
   TARE_ASSIGN_OR_RETURN(models::Model model, models::Model::Load(&pool, checkpoint, options));
+  if (codes) models::MakeCodes(&pool, model);
   if (config.engine.eos.empty()) {
     for (const int64_t id : checkpoint.config().eos_token_ids)
       config.engine.eos.push_back(static_cast<int32_t>(id));
   }
-  TARE_ASSIGN_OR_RETURN(const std::string weights, HeldWeightHash(model));
+  TARE_ASSIGN_OR_RETURN(const std::string weights, HeldWeightHash(model, &pool, codes));
   const int threads = config.engine.threads;
   Engine::Hooks hooks{
-      .load = [options, threads](const std::string& path) -> Result<models::Model> {
+      .load = [options, threads, codes](const std::string& path) -> Result<models::Model> {
         TARE_ASSIGN_OR_RETURN(const Checkpoint update, Checkpoint::Open(path));
         ThreadPool load_pool(threads);
-        return models::Model::Load(&load_pool, update, options);
+        Result<models::Model> loaded = models::Model::Load(&load_pool, update, options);
+        if (loaded.ok() && codes) models::MakeCodes(&load_pool, *loaded);
+        return loaded;
       },
-      .weight_hash = HeldWeightHash,
+      .weight_hash = [threads, codes](const models::Model& held) -> Result<std::string> {
+        ThreadPool hash_pool(threads);
+        return HeldWeightHash(held, &hash_pool, codes);
+      },
   };
   TARE_ASSIGN_OR_RETURN(serving->engine_,
                         Engine::Create(std::move(model), config.engine, std::move(hooks)));

@@ -26,8 +26,11 @@ struct ServingConfig {
   std::function<void()> shutdown;  // called by POST /shutdown
 };
 
-// The canonical weight hash of the tensors that a model holds in memory, 64 hex digits.
-Result<std::string> HeldWeightHash(const models::Model& model);
+// The canonical weight hash of what a model holds in memory and computes from, 64 hex digits: over
+// its tensors, after every packed copy was compared with them. kDataLoss names the first copy that
+// holds something else.
+// `codes`: the codes of the Hopper step too.
+Result<std::string> HeldWeightHash(const models::Model& model, ThreadPool* pool, bool codes);
 
 class Serving {
  public:

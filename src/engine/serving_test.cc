@@ -195,8 +195,15 @@ TEST_F(ServingTest, PromptLogprobsIgnoreTheCache) {
   for (const bool cache : {false, true}) {
     for (const bool b_first : {false, true}) EXPECT_EQ(score(cache, b_first), reference);
   }
+  // Rows that a hit skipped are an error with the first position, never a number.
   fault::Scoped fault("engine.dirty_prompt_logprobs@rollout");
-  EXPECT_NE(score(true, false).at(true), reference.at(true));
+  const auto s = Serve();
+  ASSERT_TRUE(client::Complete(At(*s), {{.prompt = a, .max_tokens = 1}})[0].ok());
+  const auto r = client::Complete(
+      At(*s), {{.prompt = b, .max_tokens = 1, .seed = 1, .prompt_logprobs = true}});
+  ASSERT_FALSE(r[0].ok());
+  EXPECT_NE(r[0].status().message().find("position 1 was never computed"), std::string::npos)
+      << r[0].status().ToString();
 }
 
 // H16, FIND-18: without a seed the samples differ; equal seeds repeat; greedy repeats are expected;
@@ -218,6 +225,9 @@ TEST_F(ServingTest, SeedsAndGroups) {
   const auto first = unique(seeded);
   EXPECT_EQ(first.size(), 8u);
   EXPECT_EQ(unique(seeded), first);
+  // All 64 bits of a seed count.
+  seeded.seed = 11 + (uint64_t{1} << 40);
+  EXPECT_NE(unique(seeded), first);
   CompletionRequest greedy = group;
   greedy.temperature = 0.0f;
   EXPECT_EQ(unique(greedy).size(), 1u);
@@ -384,11 +394,83 @@ TEST_F(ServingTest, RefusalsNameTheField) {
     EXPECT_EQ(error["type"], "BadRequestError");
   }
   EXPECT_EQ(s->engine().GetStats().generated_tokens, 0);
-  EXPECT_EQ(client::Send(At(*s), {"GET", "/v1/completions", ""})->status, 405);
-  EXPECT_EQ(client::Send(At(*s), {"GET", "/nowhere", ""})->status, 404);
-  EXPECT_EQ(client::Send(At(*s), {"POST", "/v1/completions", R"({"prompt":[1],"model":"other"})"})
-                ->status,
-            404);
+  const struct {
+    client::Call call;
+    int status;
+    const char* param;
+  } others[] = {
+      {{"GET", "/v1/completions", ""}, 405, "method"},
+      {{"GET", "/nowhere", ""}, 404, "path"},
+      {{"POST", "/v1/completions", R"({"prompt":[1],"model":"other"})"}, 404, "model"},
+      {{"POST", "/v1/chat/completions", R"({"messages":[]})"}, 400, "messages"},
+      {{"POST", "/v1/chat/completions", R"({"messages":[{"role":"user"}]})"},
+       400,
+       "messages[0].content"},
+      {{"POST", "/tokenize", R"({"prompt":["a","b"]})"}, 400, "prompt"},
+      {{"POST", "/detokenize", R"({"tokens":[-1]})"}, 400, "tokens"},
+      {{"POST", "/detokenize", "{}"}, 400, "tokens"},
+  };
+  for (const auto& o : others) {
+    const auto r = client::Send(At(*s), o.call);
+    ASSERT_TRUE(r.ok()) << o.call.path;
+    EXPECT_EQ(r->status, o.status) << o.call.path << " " << r->body;
+    EXPECT_EQ(Json::parse(r->body)["error"]["param"], o.param) << r->body;
+  }
+}
+
+// What can never fit the cache is the asker's fault, not a full server's.
+TEST_F(ServingTest, RequestsBeyondTheCacheAreRefused) {
+  const auto s = Serve([](ServingConfig* c) { c->engine.scheduler.num_blocks = 4; });
+  const auto r = client::Send(At(*s), {"POST", "/v1/completions",
+                                       Json{{"prompt", Prompt(1, 60)}, {"max_tokens", 5}}.dump()});
+  ASSERT_TRUE(r.ok());
+  EXPECT_EQ(r->status, 400) << r->body;
+  EXPECT_EQ(Json::parse(r->body)["error"]["param"], "max_tokens") << r->body;
+}
+
+// The `tare serve` bits of sampled tokens are the `tare score` bits of the same tokens.
+TEST_F(ServingTest, ServeEqualsScore) {
+  for (const char* profile : {"ieee-f32", "sm90-mma"}) {
+    SCOPED_TRACE(profile);
+    const auto s = Serve([&](ServingConfig* c) { c->engine.profile = *ParseProfile(profile); });
+    std::vector<CompletionRequest> requests;
+    for (int i = 0; i < 5; ++i) {
+      requests.push_back({.prompt = Prompt(30 + i, 3 + 13 * i),
+                          .max_tokens = 20 - 3 * i,
+                          .seed = static_cast<uint64_t>(i),
+                          .ignore_eos = true});
+    }
+    const auto answers = client::Complete(At(*s), requests);
+    std::string lines, want;
+    const std::string tokens = *root_ + "/tokens.jsonl", out = *root_ + "/scored.jsonl";
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ASSERT_TRUE(answers[i].ok()) << answers[i].status().ToString();
+      lines +=
+          Json{{"prompt", requests[i].prompt}, {"tokens", (*answers[i])[0].tokens}}.dump() + "\n";
+    }
+    ASSERT_TRUE(Env::Real()->WriteFileAtomic(tokens, lines).ok());
+    for (const char* how : {"", "--batch-tokens 1", "--chunk 7 --page-size 5 --order length"}) {
+      std::filesystem::remove(out);
+      const std::string command =
+          fmt::format("{}/tare score {}/mini --tokens {} --logprobs {} --profile {} {} > /dev/null",
+                      TARE_BINARY_DIR, *root_, tokens, out, profile, how);
+      ASSERT_EQ(std::system(command.c_str()), 0) << command;
+      const auto scored = Env::Real()->ReadFile(out);
+      ASSERT_TRUE(scored.ok());
+      size_t at = 0;
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const size_t end = scored->find('\n', at);
+        ASSERT_NE(end, std::string::npos);
+        const Json line = Json::parse(scored->substr(at, end - at));
+        at = end + 1;
+        EXPECT_EQ(line["tokens"], Json((*answers[i])[0].tokens));
+        Json words = Json::array();
+        for (const uint32_t w : (*answers[i])[0].raw_logprob)
+          words.push_back(fmt::format("{:08x}", w));
+        EXPECT_EQ(line["bits"], words) << how;
+      }
+    }
+  }
 }
 
 TEST_F(ServingTest, ApiKey) {

@@ -268,6 +268,29 @@ TEST_F(EngineUpdate, StaleWeightsAreSeen) {
   EXPECT_EQ(Weights(*s)["sha256"], *hash_a_);
 }
 
+// H14: an update that leaves the packed copies, from which the kernels compute, on the old weights:
+// the parameters alone would hash as the new ones. The answer is an error and the server says that
+// it is not well.
+TEST_F(EngineUpdate, StalePackedCopiesAreSeen) {
+  for (const Profile profile : {Profile::kIeeeF32, Profile::kSm90Mma}) {
+    SCOPED_TRACE(std::string(ProfileName(profile)));
+    ServingConfig c;
+    c.model_path = Dir("a");
+    c.engine.batch_invariant = *ParseSwitch("1");
+    c.engine.profile = profile;
+    c.engine.kv_cache_bytes = 16 << 20;
+    const auto s = Serving::Start(c);
+    ASSERT_TRUE(s.ok()) << s.status().ToString();
+    const fault::Scoped fault("engine.stale_packed@rollout");
+    const auto r = Post(**s, "/update_weights", Update(1, "b", *hash_b_));
+    EXPECT_EQ(r.status, 409) << r.body;
+    EXPECT_NE(r.body.find("the packed copy of"), std::string::npos) << r.body;
+    EXPECT_NE(r.body.find("layers.0.qkv"), std::string::npos) << r.body;
+    EXPECT_EQ(client::Send(At(**s), {"GET", "/health", ""})->status, 503);
+    EXPECT_EQ(client::Send(At(**s), {"GET", "/weights", ""})->status, 409);
+  }
+}
+
 // H01, H02: what each logprob means, by computing it again from the model's logits: raw at T = 1,
 // tempered at the request's T, processed over the kept set at T.
 TEST_F(EngineUpdate, EachLogprobIsWhatItSays) {
@@ -412,6 +435,8 @@ TEST_F(EngineUpdate, SwitchOverAProcess) {
     EXPECT_EQ(version[kSwitchName], g.value ? Json(*g.value) : Json(nullptr));
     const Json id = *client::SendJson(at, "GET", "/identity");
     EXPECT_TRUE(id["switch"]["changed_since_start"].is_null()) << id.dump();
+    EXPECT_EQ(id["switch"]["effective"], g.on ? 1 : 0);
+    EXPECT_EQ(id["workers"], (Json{{"threads", 1}, {"checked", 1}, {"saw_another_switch", 0}}));
     EXPECT_TRUE(client::SendJson(at, "POST", "/shutdown", Json::object()).ok());
     EXPECT_EQ(status_of(pid), 0);
   }
@@ -423,6 +448,9 @@ TEST_F(EngineUpdate, SwitchOverAProcess) {
   ::unsetenv(kSwitchName);
   EXPECT_EQ(id["switch"]["effective"], 0);
   EXPECT_TRUE(id["switch"]["changed_since_start"].is_string());
+  // A thread that starts after a change sees another value than the process read, and says so.
+  const Json late = *client::SendJson(At(*Serve("a", "1")), "GET", "/identity");
+  EXPECT_EQ(late["workers"], (Json{{"threads", 2}, {"checked", 2}, {"saw_another_switch", 2}}));
 }
 
 // A bare client that says what it is given and goes when it likes.
@@ -481,6 +509,76 @@ TEST_F(EngineUpdate, VanishedClients) {
            stats.free_blocks == stats.num_blocks;
   });
   ExpectSame(One(*s, Ask(9, 40, 40)), alone);
+}
+
+// The same at full size, with requests that run: of 1,000 clients that ask for a stream a third
+// leaves at once, a third in the middle, and a third never reads a byte. Every block comes back, no
+// sequence is lost, and a victim asked again and again among them has its own bits each time.
+TEST_F(EngineUpdate, SlowThousandVanishedAndSlowClients) {
+  ServingConfig c;
+  c.model_path = Dir("a");
+  c.engine.batch_invariant = *ParseSwitch("1");
+  c.engine.kv_cache_bytes = 512 << 20;
+  c.engine.scheduler.max_num_seqs = 2000;  // all of them run: nobody waits for a place
+  const auto started = Serving::Start(c);
+  ASSERT_TRUE(started.ok()) << started.status().ToString();
+  const auto& s = *started;
+  const auto victim = [&] {
+    const auto r = client::Complete({.port = s->port(), .timeout_seconds = 1800}, {Ask(9, 40, 40)});
+    EXPECT_TRUE(r[0].ok()) << r[0].status().ToString();
+    return r[0].ok() ? r[0]->at(0) : Sample{};
+  };
+  const Sample alone = victim();
+  const int64_t before = s->engine().GetStats().generated_tokens;
+  int victims = 0;
+  {
+    std::vector<RawClient> deaf, leaving;
+    for (int i = 0; i < 1000; ++i) {
+      const std::string body = Json{
+          {"prompt", Prompt(3000 + static_cast<uint32_t>(i), 5 + i % 40)},
+          {"max_tokens", i % 3 == 2 ? 64 : 7000},
+          {"seed", i},
+          {"ignore_eos", true},
+          {"return_logprob_bits", true},
+          {"stream", true}}.dump();
+      RawClient client(s->port(),
+                       fmt::format("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                                   "{}\r\n\r\n{}",
+                                   body.size(), body));
+      ASSERT_TRUE(client.ok()) << i;
+      if (i % 3 == 1) leaving.push_back(std::move(client));
+      if (i % 3 == 2) deaf.push_back(std::move(client));
+      if (i % 100 == 50) {
+        ExpectSame(victim(), alone);
+        ++victims;
+      }
+    }
+    // Those in the middle go in groups, while others decode.
+    while (!leaving.empty()) {
+      for (int i = 0; i < 67 && !leaving.empty(); ++i) leaving.pop_back();
+      ExpectSame(victim(), alone);
+      ++victims;
+    }
+    for (int i = 0; i < 60; ++i) {
+      const Stats stats = s->engine().GetStats();
+      if (stats.running + stats.waiting == 0 && stats.free_blocks == stats.num_blocks) break;
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+  }
+  const Stats stats = s->engine().GetStats();
+  // 333 or 334 of each kind; the deaf ones' answers were short enough to be computed to their end.
+  EXPECT_EQ(stats.running + stats.waiting, 0);
+  EXPECT_EQ(stats.free_blocks, stats.num_blocks);
+  EXPECT_EQ(stats.finished_abort, 667);
+  EXPECT_EQ(stats.finished_error, 0);
+  EXPECT_EQ(stats.finished_length, 333 + victims + 1);
+  ExpectSame(victim(), alone);
+  std::printf(
+      "1,000 clients: %lld tokens computed, %lld aborted, %lld finished, %lld of %lld blocks "
+      "free, %d victims with their own bits\n",
+      static_cast<long long>(stats.generated_tokens - before),
+      static_cast<long long>(stats.finished_abort), static_cast<long long>(stats.finished_length),
+      static_cast<long long>(stats.free_blocks), static_cast<long long>(stats.num_blocks), victims);
 }
 
 // Nothing that a client sends ends the server: each is a 4xx, or a plain answer.

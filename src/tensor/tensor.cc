@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/huge_pages.h"
+
 #ifdef TARE_WITH_CUDA
 #include "tensor/device_memory.h"
 #endif
@@ -23,6 +25,8 @@ Result<int64_t> ElementCount(const Shape& shape) {
   }
   return count;
 }
+
+constexpr int64_t kHugeBytes = int64_t{4} << 20;
 
 Result<Tensor> Tensor::Allocate(DType dtype, Shape shape, Device device) {
   TARE_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
@@ -46,6 +50,15 @@ Result<Tensor> Tensor::Allocate(DType dtype, Shape shape, Device device) {
     return t;
   }
 #endif
+  // Large ones are streamed through, and often only partly used (a KV cache): huge pages, and zeros
+  // from the kernel where they are touched.
+  if (size >= kHugeBytes) {
+    std::shared_ptr<void> data = AllocateHuge(static_cast<size_t>(size));
+    if (data == nullptr) return Error(Code::kExhausted, "no memory for {} bytes", size);
+    t.data_ = data.get();
+    t.owner_ = std::move(data);
+    return t;
+  }
   if (size > 0) {
     const size_t padded = (static_cast<size_t>(size) + 63) / 64 * 64;
     void* data = std::aligned_alloc(64, padded);

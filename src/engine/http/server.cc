@@ -66,12 +66,29 @@ class Session : public std::enable_shared_from_this<Session> {
     shared_->counters.connections--;
   }
 
+  // What was refused before any route saw it; `param` names the part of the request.
   void Refuse(int status) {
     keep_alive_ = false;
     responding_ = true;
+    const ServerConfig& c = shared_->config;
+    std::string message(ReasonPhrase(status)), param;
+    if (status == 413) {
+      message = fmt::format("body: more than {} bytes", c.max_body_bytes);
+      param = "body";
+    } else if (status == 431) {
+      message = fmt::format("headers: more than {} bytes", c.max_header_bytes);
+      param = "headers";
+    } else if (status == 408) {
+      message = fmt::format("request: not complete after {} s", c.read_seconds);
+      param = "request";
+    } else if (status == 400) {
+      message = "request: not HTTP/1.1";
+      param = "request";
+    }
     const std::string body =
-        fmt::format("{{\"error\":{{\"message\":\"{}\",\"type\":\"ServerError\",\"code\":{}}}}}",
-                    ReasonPhrase(status), status);
+        fmt::format("{{\"error\":{{\"message\":\"{}\",\"type\":\"{}\",\"param\":{},\"code\":{}}}}}",
+                    message, status < 500 ? "BadRequestError" : "ServerError",
+                    param.empty() ? "null" : "\"" + param + "\"", status);
     Queue(Head(status, "application/json", false, body.size(), false, {}) + body);
     Finish();
   }

@@ -118,6 +118,9 @@ TEST(EngineHttp, RefusesHostileInput) {
     const std::string got = s.Read();
     EXPECT_EQ(got.substr(0, 12), "HTTP/1.1 " + status)
         << bytes.substr(0, 60) << " -> " << got.substr(0, 80);
+    // Every one names the part of the request.
+    const char* param = status == "413" ? "body" : status == "431" ? "headers" : "request";
+    EXPECT_NE(got.find(fmt::format("\"param\":\"{}\"", param)), std::string::npos) << got;
   }
   const auto ok = client::Send({.port = server->port()}, {"GET", "/alive", ""});
   ASSERT_TRUE(ok.ok());

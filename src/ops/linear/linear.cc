@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/huge_pages.h"
 #include "ops/linear/gemm.h"
 #include "ops/linear/gemm_kernels.h"
 #include "ops/linear/gradient_operands.h"
@@ -101,18 +102,20 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
     const auto type = dtype == DType::kBF16 ? numerics::MmaType::kBF16 : numerics::MmaType::kF16;
     std::call_once(packed.mma_->once,
                    [&] { packed.mma_->b = numerics::MmaB::Pack(type, w, n, k, k, 1); });
-    packed.size_bytes_ = static_cast<int64_t>(packed.mma_->b.packed().codes.size());
+    const auto& rows = packed.mma_->b.packed();
+    packed.size_bytes_ =
+        static_cast<int64_t>(rows.halves.size() * sizeof(uint16_t) + rows.exponents.size() +
+                             rows.groups.size() * sizeof(rows.groups[0]));
     return packed;
   }
   packed.size_bytes_ = (n + gemm::kPanel - 1) / gemm::kPanel * gemm::kPanel * k * SizeOf(dtype);
-  void* data = std::aligned_alloc(64, static_cast<size_t>(packed.size_bytes_ + 63) / 64 * 64);
+  const std::shared_ptr<void> data = AllocateHuge(static_cast<size_t>(packed.size_bytes_));
   if (data == nullptr) {
     return Error(Code::kExhausted, "linear: no memory for a packed weight of {} bytes",
                  packed.size_bytes_);
   }
-  packed.data_ =
-      std::shared_ptr<const void>(data, [](const void* p) { std::free(const_cast<void*>(p)); });
-  gemm::PackPanels(*pool, w, dtype, n, k, data);
+  packed.data_ = data;
+  gemm::PackPanels(*pool, w, dtype, n, k, data.get());
   return packed;
 }
 
