@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -94,7 +95,7 @@ int Run(const Options& o) {
     }
     config.task = "arithmetic";
     config.prompts = 4;
-    config.max_tokens = 12;
+    config.max_tokens = 14;
     config.lr = 2e-5;
     report.model = "SmolLM2-135M-Instruct";
   }
@@ -110,14 +111,31 @@ int Run(const Options& o) {
        fmt::format("{}@rollout", planted->name), Verdict::kFail}};
   report.pass = true;
   int index = 0;
+  double first_seconds = 0;
   for (const Plan& plan : plans) {
     ++index;
     fmt::print(stderr, "{}/2 {}\n", index, plan.title);
+    const int64_t run_begin = env->MonotonicNs();
     config.faults = plan.fault;
     rl::LaunchOptions launch;
     launch.out = o.out + "/" + plan.folder;
+    // Of both runs together: the second takes what the first took.
+    launch.progress = [&](const rl::Progress& p) {
+      const bool terminal = ::isatty(2) == 1;
+      const double whole = index == 1 ? p.seconds + p.left : first_seconds;
+      const double left = index == 1 ? p.left + whole : std::max(p.left, 0.0);
+      fmt::print(stderr, "{}  [{}/{}] {} ({:.0f} s{}){}", terminal ? "\r\x1b[K" : "", p.done, p.all,
+                 p.what, p.seconds,
+                 p.left < 0 ? "" : fmt::format(", about {:.0f} s left of the demonstration", left),
+                 terminal && p.what != "stop" ? "" : "\n");
+      std::fflush(stderr);
+    };
     const Result<rl::LaunchResult> result = rl::RunLoop(config, launch);
     if (!result.ok()) return ReportError(result.status());
+    if (index == 1) first_seconds = static_cast<double>(env->MonotonicNs() - run_begin) * 1e-9;
+    const int64_t peak = result->receipt.value("peak_rss_bytes", int64_t{0});
+    fmt::print("{}: both processes held at most {:.2f} GiB at one moment\n", plan.folder,
+               static_cast<double>(peak) / (1 << 30));
     rl::ReportRun run;
     run.title = plan.title;
     run.expected = VerdictName(plan.expected);

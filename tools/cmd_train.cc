@@ -1,17 +1,26 @@
 // `tare train MODEL TEXT`: supervised finetuning on a text file, one example a line, every fifth
-// line held out. Prints training and held-out loss; writes the weights for an engine and the state
-// to go on from. Not built yet: the surrogate arm. VLLM_BATCH_INVARIANT does not matter here: --arm
-// decides.
+// line held out. Prints training and held-out loss; with --out it writes the weights for an engine,
+// the state to go on from, and train.json (docs/formats/train.md). Three arms with the same data
+// order:
+//   production  what the loop trains with
+//   surrogate   the same forward bit for bit, plain differentiable arithmetic behind it
+//   native      the batch-dependent kernels of today: the training baseline, timed
+// VLLM_BATCH_INVARIANT does not matter here: --arm decides.
+// `tare train-control P S N`: the three-way control from three train.json (trainer/control.h).
 
+#include <bit>
 #include <cstdio>
 #include <memory>
 
 #include "base/fault.h"
+#include "base/sha256.h"
 #include "models/load_tokenizer.h"
 #include "models/model.h"
 #include "numerics/fp_environment.h"
 #include "tools/command.h"
 #include "trainer/checkpoint.h"
+#include "trainer/control.h"
+#include "trainer/schedule.h"
 #include "trainer/trainer.h"
 
 namespace tare {
@@ -21,13 +30,16 @@ struct Options {
   std::string model, text, out, resume, faults;
   std::string profile = "ieee-f32", arm = "production";
   int64_t steps = 10, batch = 8, max_tokens = 256;
-  double lr = 1e-4;
+  double lr = 1e-4, min_lr_ratio = 0;
+  std::string lr_schedule = "constant";
+  int64_t warmup_steps = 0, total_steps = 0;
   int threads = 0;
   bool recompute = false;
 };
 
 struct Data {
   std::vector<trainer::Sequence> train, held_out;
+  std::string sha256;  // of the tokens and of which are held out
 };
 
 Result<Data> ReadData(const Options& o, const Checkpoint& checkpoint) {
@@ -35,6 +47,7 @@ Result<Data> ReadData(const Options& o, const Checkpoint& checkpoint) {
   TARE_ASSIGN_OR_RETURN(const models::Tokenizer tokenizer,
                         models::LoadTokenizer(Env::Real(), checkpoint));
   Data data;
+  Sha256 digest;
   int64_t line = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
@@ -50,6 +63,9 @@ Result<Data> ReadData(const Options& o, const Checkpoint& checkpoint) {
     if (s.tokens.size() < 2) continue;  // nothing to predict
     if (static_cast<int64_t>(s.tokens.size()) > o.max_tokens)
       s.tokens.resize(static_cast<size_t>(o.max_tokens));
+    const int64_t header[] = {line, static_cast<int64_t>(s.tokens.size())};
+    digest.Update(header, sizeof header);
+    digest.Update(s.tokens.data(), s.tokens.size() * sizeof(int32_t));
     (line % 5 == 0 ? data.held_out : data.train).push_back(std::move(s));
   }
   if (data.train.empty() || data.held_out.empty()) {
@@ -78,10 +94,8 @@ Status Train(const Options& o) {
   TARE_RETURN_IF_ERROR(fault::Select(o.faults));
   const std::optional<Profile> profile = ParseProfile(o.profile);
   if (!profile) return InvalidArgument("--profile {}: ieee-f32 or sm90-mma", o.profile);
-  if (o.arm == "surrogate")
-    return Unsupported("--arm surrogate is not built; production or native");
-  if (o.arm != "production" && o.arm != "native")
-    return InvalidArgument("--arm {}: production or native", o.arm);
+  if (o.arm != "production" && o.arm != "native" && o.arm != "surrogate")
+    return InvalidArgument("--arm {}: production, surrogate or native", o.arm);
   if (o.steps < 0 || o.batch < 1)
     return InvalidArgument("--steps {} --batch {}: 0 or more, 1 or more", o.steps, o.batch);
   ThreadPool pool(o.threads, numerics::RequireFpEnvironment);
@@ -93,6 +107,7 @@ Status Train(const Options& o) {
   trainer::Options options;
   options.profile = *profile;
   options.recompute = o.recompute;
+  options.surrogate = o.arm == "surrogate";
   options.batch_invariance =
       o.arm == "native" ? ops::BatchInvariance::kOff : ops::BatchInvariance::kOn;
   TARE_ASSIGN_OR_RETURN(const auto trainer,
@@ -101,10 +116,16 @@ Status Train(const Options& o) {
   if (!o.resume.empty()) {
     TARE_ASSIGN_OR_RETURN(progress, trainer::LoadState(Env::Real(), o.resume, trainer.get()));
   }
+  const int64_t total = o.total_steps > 0 ? o.total_steps : trainer->step() + o.steps;
+  TARE_ASSIGN_OR_RETURN(
+      const trainer::Schedule schedule,
+      trainer::MakeSchedule(o.lr_schedule, o.warmup_steps, total, o.min_lr_ratio));
+  TARE_ASSIGN_OR_RETURN(const std::string initial, trainer->DeployedHash());
   TARE_ASSIGN_OR_RETURN(const double before, HeldOutLoss(trainer.get(), data));
   fmt::print("arm {}  {} training and {} held-out lines  held-out loss {:.6f}\n", o.arm,
              data.train.size(), data.held_out.size(), before);
   const int64_t start = Env::Real()->MonotonicNs();
+  Json steps = Json::array();
   for (int64_t i = 0; i < o.steps; ++i) {
     // The data's order is the file's, again and again: equal for every arm and across a restart.
     std::vector<trainer::Sequence> batch;
@@ -114,10 +135,26 @@ Status Train(const Options& o) {
     }
     TARE_ASSIGN_OR_RETURN(const trainer::LossReport loss,
                           trainer->Accumulate(batch, trainer::Loss::kCrossEntropy, {}, "now"));
-    TARE_ASSIGN_OR_RETURN(const trainer::StepReport step, trainer->Apply(static_cast<float>(o.lr)));
+    const int64_t optimizer_start = Env::Real()->MonotonicNs();
+    const float lr = trainer::LearningRate(schedule, o.lr, trainer->step() + 1);
+    TARE_ASSIGN_OR_RETURN(const trainer::StepReport step, trainer->Apply(lr));
     if (step.skipped) return Error(Code::kPrecondition, "step {}: {}", step.step, step.skipped_why);
-    fmt::print("step {}  loss {:.6f}  gradient norm {:.6f}\n", step.step, loss.loss,
-               step.gradient_norm);
+    fmt::print("step {}  loss {:.6f}  gradient norm {:.6f}  lr {:.3g}\n", step.step, loss.loss,
+               step.gradient_norm, step.lr);
+    Sha256 visible;
+    for (const auto& values : loss.logprobs.values)
+      visible.Update(values.data(), values.size() * sizeof(float));
+    steps.push_back(Json{{"step", step.step},
+                         {"loss", loss.loss},
+                         {"lr", step.lr},
+                         {"gradient_norm", step.gradient_norm},
+                         {"tokens", loss.logprobs.rows},
+                         {"forward_sha256", Hex(visible.Finish())},
+                         {"backward_kernels", loss.backward_launches},
+                         {"forward_ns", trainer->times().forward_ns},
+                         {"loss_ns", trainer->times().loss_ns},
+                         {"backward_ns", trainer->times().backward_ns},
+                         {"optimizer_ns", Env::Real()->MonotonicNs() - optimizer_start}});
     std::fflush(stdout);
   }
   const double seconds = static_cast<double>(Env::Real()->MonotonicNs() - start) * 1e-9;
@@ -127,6 +164,27 @@ Status Train(const Options& o) {
              hash);
   if (o.out.empty()) return Ok();
   TARE_RETURN_IF_ERROR(Env::Real()->CreateDirs(o.out));
+  // The training baseline is a record of another kind than the arms that are compared with it.
+  const Json record{
+      {"schema", o.arm == "native" ? trainer::kBaselineSchema : trainer::kTrainSchema},
+      {"arm", o.arm},
+      {"profile", o.profile},
+      {"threads", pool.threads()},
+      {"faults", fault::Selected()},
+      {"initial_weights", initial},
+      {"final_weights", hash},
+      {"data_sha256", data.sha256},
+      {"first_sequence", progress.data_position - o.steps * o.batch},
+      {"batch", o.batch},
+      {"lr", o.lr},
+      {"lr_schedule", o.lr_schedule},
+      {"warmup_steps", o.warmup_steps},
+      {"total_steps", total},
+      {"held_out_before", before},
+      {"held_out_after", after},
+      {"seconds", seconds},
+      {"steps", steps}};
+  TARE_RETURN_IF_ERROR(Env::Real()->WriteFileAtomic(o.out + "/train.json", record.dump(1) + "\n"));
   TARE_RETURN_IF_ERROR(trainer::SaveState(Env::Real(), trainer.get(), progress, o.out + "/state"));
   return trainer::PublishWeights(Env::Real(), *trainer, o.model, o.out + "/weights");
 }
@@ -147,7 +205,15 @@ TARE_COMMAND(train, [](CLI::App& root) {
       ->capture_default_str()
       ->check(CLI::Range(2, 1 << 20));
   app->add_option("--lr", o->lr, "learning rate")->capture_default_str();
-  app->add_option("--arm", o->arm, "production (batch-invariant) or native")->capture_default_str();
+  app->add_option("--lr-schedule", o->lr_schedule, "constant, linear or cosine")
+      ->capture_default_str();
+  app->add_option("--warmup-steps", o->warmup_steps, "the rate rises to --lr at this one")
+      ->capture_default_str();
+  app->add_option("--total-steps", o->total_steps,
+                  "where a schedule ends, of all runs together; 0: with this run");
+  app->add_option("--min-lr-ratio", o->min_lr_ratio, "the last rate against --lr")
+      ->capture_default_str();
+  app->add_option("--arm", o->arm, "production, surrogate or native")->capture_default_str();
   app->add_option("--profile", o->profile, "ieee-f32 or sm90-mma")->capture_default_str();
   app->add_option("--threads", o->threads, "0: the CPUs of the affinity mask")
       ->capture_default_str();
@@ -157,6 +223,39 @@ TARE_COMMAND(train, [](CLI::App& root) {
   app->callback([o] {
     const Status s = Train(*o);
     SetExit(s.ok() ? 0 : ReportError(s));
+  });
+});
+
+TARE_COMMAND(train_control, [](CLI::App& root) {
+  CLI::App* app = root.add_subcommand(
+      "train-control", "judge three arms of finetuning: same start and data, same visible forward");
+  struct Options {
+    std::vector<std::string> records;
+    bool json = false;
+  };
+  auto o = std::make_shared<Options>();
+  app->add_option("records", o->records, "train.json of each arm")->required();
+  app->add_flag("--json", o->json, "for machines");
+  app->callback([o] {
+    std::vector<Json> records;
+    for (const std::string& path : o->records) {
+      const Result<std::string> text = Env::Real()->ReadFile(path);
+      if (!text.ok()) return SetExit(ReportError(text.status()));
+      Result<Json> json = ParseJson(*text);
+      if (!json.ok())
+        return SetExit(ReportError(DataLoss("{}: {}", path, json.status().message())));
+      records.push_back(*std::move(json));
+    }
+    const trainer::Control c = trainer::JudgeControl(records);
+    if (o->json) {
+      fmt::print("{}\n", c.ToJson().dump(1));
+    } else {
+      for (const std::string& line : c.lines) fmt::print("{}\n", line);
+      fmt::print("verdict: {}\n", VerdictName(c.verdict));
+    }
+    std::fflush(stdout);
+    if (!c.reason.empty()) PrintReason(c.verdict, c.reason);
+    SetExit(ExitCode(c.verdict));
   });
 });
 

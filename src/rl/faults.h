@@ -39,4 +39,19 @@ TARE_FAULT(kDieInUpdate, "rl.die_in_update", "rl.update", "C8",
 TARE_FAULT(kSkipLast, "rl.skip_last_compare", "rl.compare", "C8",
            "nothing is compared after the last update");
 
+TARE_FAULT(kCutShort, "rl.cut_to_shorter", "rl.compare", "C5",
+           "all arrays are cut by one token, as zip does with lists of unequal length");
+TARE_FAULT(kLastBit, "rl.last_bit", "rl.score", "C5",
+           "logprobs above -0.125 differ in their last bit: their probabilities do not");
+TARE_FAULT(kRawLogprobs, "rl.raw_logprobs", "rl.rollout", "C5",
+           "the rollout's logprobs are those of temperature 1, labelled as tempered");
+TARE_FAULT(kProcessedLogprobs, "rl.processed_logprobs", "rl.rollout", "C5",
+           "the rollout's logprobs are normalised over the kept set alone");
+TARE_FAULT(kSnapshot, "rl.snapshot_of_theta0", "rl.score", "C8",
+           "rollout and trainer both stay on theta0; the labels say theta1");
+TARE_FAULT(kStaleTensor, "rl.stale_tensor", "rl.publish", "C8",
+           "one tensor of the published weights holds its old bytes");
+TARE_FAULT(kHangAtExit, "rl.hang_at_exit", "rl.exit", "C8",
+           "the trainer hangs after its last line");
+
 }  // namespace tare::rl

@@ -94,10 +94,10 @@ std::string Words(const Json& receipt) {
         "<p><b>Update of theta{}</b> ({}): gradient norm {:.4g}; {} of {} parameters have a "
         "gradient; {} of {} master "
         "values and {} deployed values changed; the importance ratio is other than exactly 1 at {} "
-        "of {} tokens.</p>",
+        "of {} tokens; {} kernels of the backward walk ran.</p>",
         u.at("from").dump(), HtmlEscape(u.at("loss_kind").get<std::string>()),
         u.at("gradient_norm").get<double>(), reached, parameters, master, elements, deployed,
-        u.at("ratio_not_one").dump(), u.at("valid_tokens").dump());
+        u.at("ratio_not_one").dump(), u.at("valid_tokens").dump(), u.at("backward_kernels").dump());
   }
   html += "<p>";
   for (const Json& p : receipt.value("processes", Json::array())) {
@@ -105,7 +105,12 @@ std::string Words(const Json& receipt) {
     html += fmt::format("Process {} ended {}. ", HtmlEscape(p.at("name").get<std::string>()),
                         normal ? "normally" : "abnormally");
   }
-  return html + "</p>";
+  html += "</p>";
+  if (const double peak = receipt.value("peak_rss_bytes", 0.0); peak > 0) {
+    html += fmt::format("<p>Both processes together held at most {:.2f} GiB at one moment.</p>",
+                        peak / (1 << 30));
+  }
+  return html;
 }
 
 std::string Times(const Json& receipt) {

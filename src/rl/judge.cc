@@ -101,10 +101,34 @@ class Judging {
       Say(Verdict::kRefused, reason::kIdentityDiffers,
           "the two processes run different executables");
     }
+    if (b.value("arm", "production") == "surrogate") {
+      Say(Verdict::kRefused, reason::kDetachedSubstitute,
+          "the trainer ran the surrogate arm: its gradient is not that of the forward compared");
+    }
+    LoadedFiles();
     if (a.at("prefix_caching") != receipt_.at("config").at("prefix_caching")) {
       Say(Verdict::kRefused, reason::kIdentityDiffers,
           "prefix caching: the recipe says {}, the engine ran {}",
           receipt_.at("config").at("prefix_caching").dump(), a.at("prefix_caching").dump());
+    }
+  }
+
+  // T-22, RL-02, RL-04: the executables and libraries that were mapped into the two processes.
+  void LoadedFiles() {
+    const Json& processes = receipt_.at("processes");
+    const Json& a = processes.at(0).at("loaded_files");
+    const Json& b = processes.at(1).at("loaded_files");
+    if (a.empty() || b.empty()) {
+      Say(Verdict::kRefused, reason::kIdentityDiffers, "what the processes loaded is not recorded");
+      return;
+    }
+    for (const auto& [x, y] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+      for (const auto& [path, digest] : x->items()) {
+        if (y->value(path, Json()) == digest) continue;
+        Say(Verdict::kRefused, reason::kIdentityDiffers, "{} was loaded {}", path,
+            y->contains(path) ? "with other bytes by each process" : "by one process only");
+        return;
+      }
     }
   }
 
@@ -206,6 +230,12 @@ class Judging {
           p.at("tokens").dump(), p.at("valid_tokens").dump());
       return std::nullopt;
     }
+    // C5-08: every sampled token is accounted for.
+    if (const int64_t sampled = round.at("rollout").at("tokens").get<int64_t>();
+        tokens != sampled) {
+      Say(Verdict::kInconclusive, reason::kCountMismatch,
+          "theta{} {}: {} tokens for {} that were sampled", version, path, tokens, sampled);
+    }
     if (std::string_view(path) != "rollout") {
       // C5-05, T-02: the trainer's kernels ran, after the rollout had ended.
       if (p.at("forwards").get<int64_t>() < 1 || p.at("launches").get<int64_t>() < 1 ||
@@ -300,6 +330,8 @@ class Judging {
         if ((p ^ q) == 0x80000000u && (p << 1) == 0) ++c.sign_of_zero;
         const double d = std::fabs(static_cast<double>(fp) - static_cast<double>(fq));
         if (d > c.max_abs) c.max_abs = d;
+        const float dp = std::fabs(std::exp(fp) - std::exp(fq));
+        if (dp > c.max_abs_probability) c.max_abs_probability = dp;
         if (c.first.empty())
           c.first = fmt::format("{} token {}: 0x{:08x} against 0x{:08x}", x.sequence, t, p, q);
       }
@@ -317,7 +349,9 @@ class Judging {
     if (c.mismatches > 0) {
       Say(Verdict::kFail,
           c.mismatches == c.sign_of_zero ? reason::kSignOfZero : reason::kBitMismatch,
-          "{}: {} of {} valid tokens differ; first {}", where, c.mismatches, c.compared, c.first);
+          "{}: {} of {} valid tokens differ; first {}; largest difference of the probabilities {} "
+          "(diagnostic only)",
+          where, c.mismatches, c.compared, c.first, c.max_abs_probability);
     }
     out_.comparisons.push_back(std::move(c));
   }
@@ -343,10 +377,45 @@ class Judging {
     const auto rollout = Path(round, version, "rollout");
     const auto score = Path(round, version, "score");
     const auto train = Path(round, version, "train");
-    if (rollout && score) Compare(version, "rollout", *rollout, "score", *score);
+    if (rollout && score) {
+      Contract(round, version, *rollout, *score);
+      Compare(version, "rollout", *rollout, "score", *score);
+    }
     if (rollout && train) Compare(version, "rollout", *rollout, "train", *train);
     if (score && train) Compare(version, "score", *score, "train", *train);
     if (rollout) Samples(version, *rollout);
+  }
+
+  // H01, H02: before differing bits are called arithmetic, the engine's other kinds of the same
+  // logprobs are asked. One that has the trainer's bits at every token names the contract.
+  void Contract(const Json& round, int64_t version, const std::vector<LogprobSequence>& rollout,
+                const std::vector<LogprobSequence>& score) {
+    if (!round.contains("rollout_kinds") || SameBits(rollout, score)) return;
+    for (const auto& [kind, entry] : round.at("rollout_kinds").items()) {
+      const std::string file = entry.at("file");
+      const Result<std::string> bytes = env_->ReadFile(directory_ + "/" + file);
+      if (file.find('/') != std::string::npos || !bytes.ok() ||
+          Hex(Sha256Of(*bytes)) != entry.at("sha256")) {
+        Say(Verdict::kRefused, reason::kReceiptContradicted, "{}: missing or changed", file);
+        return;
+      }
+      const Result<std::vector<LogprobSequence>> lines = ParseLogprobs(*bytes);
+      if (!lines.ok() || !SameBits(*lines, score)) continue;
+      Say(Verdict::kFail, reason::kLogprobKind,
+          "theta{}: the rollout's {} logprobs have the trainer's bits at every token, those handed "
+          "over have not: temperature or truncation is applied on one side only",
+          version, kind);
+      return;
+    }
+  }
+
+  static bool SameBits(const std::vector<LogprobSequence>& a,
+                       const std::vector<LogprobSequence>& b) {
+    if (a.size() != b.size()) return false;
+    for (size_t i = 0; i < a.size(); ++i) {
+      if (a[i].tokens != b[i].tokens || a[i].words != b[i].words) return false;
+    }
+    return true;
   }
 
   // H16: samples of one question must not all be clones. Names are question/sample.
@@ -420,6 +489,12 @@ class Judging {
         Say(Verdict::kRefused, reason::kGradientNotMeaningful,
             "{}: auxiliary losses take part, so the gradient may be theirs", where);
       }
+      // T-20, BWD-05: the backward walk of the compared forward ran.
+      if (!u.at("skipped").get<bool>() && u.at("backward_kernels").get<int64_t>() < 1) {
+        Say(Verdict::kRefused, reason::kDetachedSubstitute,
+            "{}: no kernel of the backward walk ran: another function stands behind the forward",
+            where);
+      }
       // On policy, with equal bits, the ratio is exp(0): exactly 1 at every token.
       if (u.at("ratio_not_one").get<int64_t>() != 0) {
         Say(Verdict::kFail, reason::kRatioNotOne,
@@ -475,7 +550,8 @@ Json Judgement::ToJson() const {
                             {"sign_of_zero", c.sign_of_zero},
                             {"non_finite", c.non_finite},
                             {"first", c.first},
-                            {"max_abs", c.max_abs}});
+                            {"max_abs", c.max_abs},
+                            {"max_abs_probability", c.max_abs_probability}});
   }
   return Json{{"schema", "tare.verdict/1"},
               {"verdict", VerdictName(verdict)},

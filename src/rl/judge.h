@@ -33,6 +33,8 @@ struct Judgement {
     int64_t non_finite = 0;
     std::string first;   // where and both words, or empty
     double max_abs = 0;  // for people
+    // The metric that training logs show, in f32: 0 says nothing about the bits (T-03).
+    float max_abs_probability = 0;
   };
   Verdict verdict = Verdict::kInconclusive;
   std::string_view reason;        // empty on a pass

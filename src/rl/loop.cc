@@ -7,18 +7,26 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <set>
 
 #include "base/sha256.h"
 #include "engine/client/client.h"
 #include "models/model.h"
 #include "numerics/fp_environment.h"
+#include "rl/advantage.h"
 #include "rl/faults.h"
+#include "rl/rollout.h"
 #include "rl/task.h"
 #include "tensor/checkpoint.h"
 #include "tensor/dump.h"
 #include "tensor/logprobs.h"
+#include "tensor/safetensors.h"
+#include "tensor/weight_hash.h"
 #include "trainer/checkpoint.h"
+#include "trainer/schedule.h"
 #include "trainer/trainer.h"
 
 namespace tare::rl {
@@ -28,15 +36,6 @@ namespace client = engine::client;
 using fault::Side;
 
 bool Faulty(const fault::Fault& f) { return fault::Active(f, Side::kTrainer); }
-
-struct Sampled {
-  Question question;
-  client::Sample sample;
-  uint64_t seed = 0;
-  int64_t index = 0;  // in its group
-  float reward = 0;
-  float advantage = 0;
-};
 
 // Which path a file of logprobs came from.
 const char* const kPaths[] = {"rollout", "score", "train"};
@@ -58,6 +57,11 @@ class Loop {
   Status Update(int64_t version, std::vector<Sampled>* samples, Json* round);
   Status Publish(int64_t version, Json* update);
   Status Write();
+  Status WriteLines(const std::string& name, const std::vector<LogprobSequence>& lines,
+                    Json* entry);
+  Status HeldOut(int64_t version, Json* round);
+  Status PutOldTensor(const std::string& dir, int64_t version);
+  Status PutMasters(const std::vector<Tensor>& from);
   std::vector<trainer::Sequence> Sequences(const std::vector<Sampled>& samples,
                                            int64_t version) const;
   Status WritePath(int64_t version, const char* path, const std::vector<Sampled>& samples,
@@ -69,6 +73,7 @@ class Loop {
                            {"version", version},
                            {"monotonic_ns", Env::Real()->MonotonicNs()}});
     std::fprintf(stderr, "%s theta%lld\n", what.c_str(), static_cast<long long>(version));
+    if (static_cast<int64_t>(events_.size()) == config_.stop_at_event + 1) ::raise(SIGSTOP);
   }
 
   LoopConfig config_;
@@ -77,6 +82,8 @@ class Loop {
   client::Endpoint endpoint_;
   std::unique_ptr<Task> task_;
   std::unique_ptr<trainer::Trainer> trainer_;
+  trainer::Schedule schedule_;
+  std::vector<Tensor> theta0_, current_;      // masters, for the planted snapshot
   std::vector<trainer::Sequence> sequences_;  // of the round, as the trainer fed them
   std::vector<std::vector<float>> score_;     // of the round, its no-grad path
   Json events_ = Json::array(), rounds_ = Json::array(), updates_ = Json::array(), identity_,
@@ -86,11 +93,11 @@ class Loop {
 
 ops::policy_loss::Params PolicyOf(const LoopConfig& c) {
   ops::policy_loss::Params p;
-  p.clip_low = static_cast<float>(c.clip_low);
-  p.clip_high = static_cast<float>(c.clip_high);
-  // GRPO and PPO-clip: a mean over each sequence, then over sequences; DAPO: over all tokens.
-  p.normalise = c.loss == "grpo" ? ops::policy_loss::Normalise::kSequence
-                                 : ops::policy_loss::Normalise::kToken;
+  p.clip_low = static_cast<float>(c.clip_ratio_low);
+  p.clip_high = static_cast<float>(c.clip_ratio_high);
+  p.dual_clip = static_cast<float>(c.clip_ratio_c);
+  p.normalise = c.loss_agg_mode == "seq-mean-token-mean" ? ops::policy_loss::Normalise::kSequence
+                                                         : ops::policy_loss::Normalise::kToken;
   return p;
 }
 
@@ -106,8 +113,8 @@ Status Loop::Load() {
   model_options.side = Side::kTrainer;
   TARE_ASSIGN_OR_RETURN(models::Model model,
                         models::Model::Load(&pool_, checkpoint, model_options));
-  TARE_ASSIGN_OR_RETURN(task_,
-                        MakeTask(config_.task, env, checkpoint, model.config(), config_.seed));
+  TARE_ASSIGN_OR_RETURN(task_, MakeTask(config_.task, env, checkpoint, model.config(), config_.seed,
+                                        config_.prompt_tokens));
   trainer::Options options;
   const std::optional<Profile> profile = ParseProfile(config_.profile);
   if (!profile) return InvalidArgument("profile {}: ieee-f32 or sm90-mma", config_.profile);
@@ -116,14 +123,20 @@ Status Loop::Load() {
   const std::string text = raw == nullptr ? "" : raw;
   if (text != "" && text != "0" && text != "1")
     return InvalidArgument("VLLM_BATCH_INVARIANT={}: 0 or 1", text);
-  options.batch_invariance = text == "1" ? ops::BatchInvariance::kOn : ops::BatchInvariance::kOff;
+  // The native arm has no alignment, whatever the switch says.
+  options.batch_invariance = text == "1" && config_.arm != "native" ? ops::BatchInvariance::kOn
+                                                                    : ops::BatchInvariance::kOff;
+  options.surrogate = config_.arm == "surrogate";
   options.recompute = config_.recompute;
-  options.micro_batch_tokens = 1024;
+  options.micro_batch_tokens = config_.micro_batch_tokens;
+  TARE_ASSIGN_OR_RETURN(schedule_, trainer::MakeSchedule(config_.lr_schedule, config_.warmup_steps,
+                                                         config_.steps, config_.min_lr_ratio));
   TARE_ASSIGN_OR_RETURN(trainer_, trainer::Trainer::Create(&pool_, std::move(model), options));
   TARE_ASSIGN_OR_RETURN(const std::string executable, ExecutableDigest());
   identity_ = Json{{"pid", ::getpid()},
                    {"binary_sha256", executable},
-                   {"batch_invariant", text == "1"},
+                   {"batch_invariant", options.batch_invariance == ops::BatchInvariance::kOn},
+                   {"arm", config_.arm},
                    {"VLLM_BATCH_INVARIANT", raw == nullptr ? Json(nullptr) : Json(text)},
                    {"profile", config_.profile},
                    {"threads", pool_.threads()},
@@ -134,61 +147,48 @@ Status Loop::Load() {
 Result<std::vector<Sampled>> Loop::Rollout(int64_t version, Json* round) {
   Event("rollout", version);
   const int64_t start = Env::Real()->MonotonicNs();
-  std::vector<Question> questions;
-  for (int64_t p = 0; p < config_.prompts; ++p) {
-    const int64_t index = config_.same_questions ? p : question_ + p;
-    TARE_ASSIGN_OR_RETURN(Question q, task_->Ask(index, /*held_out=*/false));
-    questions.push_back(std::move(q));
-  }
-  question_ += config_.prompts;
-  // One request a sample, its seed from (run, step, question, sample): reproducible and distinct
-  // (H16).
-  std::vector<client::CompletionRequest> requests;
-  std::vector<Sampled> samples;
-  for (size_t p = 0; p < questions.size(); ++p) {
-    for (int64_t n = 0; n < config_.group; ++n) {
-      client::CompletionRequest r;
-      r.prompt = questions[p].prompt;
-      r.max_tokens = static_cast<int32_t>(config_.max_tokens);
-      r.temperature = static_cast<float>(config_.temperature);
-      const uint64_t sample = Faulty(kSameSeed) ? 0 : static_cast<uint64_t>(n);
-      r.seed = (config_.seed << 40) ^ (static_cast<uint64_t>(version) << 28) ^
-               (static_cast<uint64_t>(p) << 12) ^ sample;
-      Sampled s;
-      s.question = questions[p];
-      s.seed = *r.seed;
-      s.index = n;
-      samples.push_back(std::move(s));
-      requests.push_back(std::move(r));
-    }
-  }
-  auto answers = client::Complete(endpoint_, requests);
-  Json versions = Json::array();
+  std::vector<Sampled> kept;
   std::set<int64_t> seen;
-  int64_t tokens = 0;
-  for (size_t i = 0; i < answers.size(); ++i) {
-    if (!answers[i].ok())
-      return answers[i].status().Annotate(fmt::format("sample {} of theta{}", i, version));
-    if (answers[i]->size() != 1)
-      return DataLoss("sample {} of theta{}: {} choices came back; 1", i, version,
-                      answers[i]->size());
-    samples[i].sample = std::move(answers[i]->front());
-    const client::Sample& s = samples[i].sample;
-    if (s.tokens.empty() || s.tempered_logprob.size() != s.tokens.size()) {
-      return DataLoss("sample {} of theta{}: {} tokens with {} logprobs", i, version,
-                      s.tokens.size(), s.tempered_logprob.size());
+  int64_t groups = 0, generated = 0, asked = 0, batches = 0;
+  // DAPO's dynamic sampling: groups without differing rewards are asked again with other questions
+  // (or other seeds), up to max_num_gen_batches times; then they are taken as they are.
+  const bool filter = config_.filter_groups;
+  while (groups < config_.prompts) {
+    const bool last_chance = !filter || ++batches >= config_.max_num_gen_batches;
+    const int64_t wanted = last_chance ? config_.prompts - groups : config_.prompts;
+    std::vector<Question> questions;
+    for (int64_t p = 0; p < wanted; ++p) {
+      const int64_t index = config_.same_questions ? asked + p : question_ + p;
+      TARE_ASSIGN_OR_RETURN(Question q, task_->Ask(index, /*held_out=*/false));
+      questions.push_back(std::move(q));
     }
-    seen.insert(s.weight_version.begin(), s.weight_version.end());
-    tokens += static_cast<int64_t>(s.tokens.size());
-    samples[i].reward = Faulty(kFlatReward) ? 0.5f : task_->Reward(samples[i].question, s.tokens);
+    TARE_ASSIGN_OR_RETURN(
+        std::vector<Sampled> samples,
+        SampleAll(endpoint_, config_, *task_, questions, version, asked, config_.group, false));
+    asked += wanted;
+    question_ += wanted;
+    for (int64_t p = 0; p < wanted && groups < config_.prompts; ++p) {
+      const auto begin = samples.begin() + p * config_.group;
+      std::vector<float> rewards;
+      for (auto s = begin; s != begin + config_.group; ++s) {
+        if (Faulty(kFlatReward)) s->reward = 0.5f;
+        rewards.push_back(s->reward);
+        seen.insert(s->sample.weight_version.begin(), s->sample.weight_version.end());
+      }
+      ++generated;
+      if (!last_chance && !HasSignal(rewards)) continue;
+      ++groups;
+      std::move(begin, begin + config_.group, std::back_inserter(kept));
+    }
   }
+  int64_t tokens = 0;
+  for (const Sampled& s : kept) tokens += static_cast<int64_t>(s.sample.tokens.size());
+  Json versions = Json::array();
   for (const int64_t v : seen) versions.push_back(v);
-  (*round)["rollout"] = Json{{"sequences", samples.size()},
-                             {"tokens", tokens},
-                             {"weight_versions", versions},
-                             {"started_ns", start},
-                             {"ended_ns", Env::Real()->MonotonicNs()}};
-  return samples;
+  (*round)["rollout"] = Json{{"sequences", kept.size()},  {"tokens", tokens},
+                             {"groups_asked", generated}, {"weight_versions", versions},
+                             {"started_ns", start},       {"ended_ns", Env::Real()->MonotonicNs()}};
+  return kept;
 }
 
 std::vector<trainer::Sequence> Loop::Sequences(const std::vector<Sampled>& samples,
@@ -228,8 +228,11 @@ Status Loop::WritePath(int64_t version, const char* path, const std::vector<Samp
       line.prompt = samples[i].question.prompt;
       line.tokens = samples[i].sample.tokens;
       line.mask.assign(line.tokens.size(), Faulty(kEmptyMask) ? 0 : 1);
-      line.words.assign(samples[i].sample.tempered_logprob.begin(),
-                        samples[i].sample.tempered_logprob.end());
+      const client::Sample& sample = samples[i].sample;
+      const std::vector<uint32_t>& words = Faulty(kRawLogprobs)         ? sample.raw_logprob
+                                           : Faulty(kProcessedLogprobs) ? sample.processed_logprob
+                                                                        : sample.tempered_logprob;
+      line.words.assign(words.begin(), words.end());
     } else {
       const trainer::Sequence& s = sequences[i];
       line.prompt.assign(s.tokens.begin(), s.tokens.begin() + s.prompt_tokens);
@@ -237,22 +240,57 @@ Status Loop::WritePath(int64_t version, const char* path, const std::vector<Samp
       line.mask = s.mask;
       for (const float v : values[i]) line.words.push_back(std::bit_cast<uint32_t>(v));
     }
+    if (Faulty(kCutShort) && line.tokens.size() > 1) {
+      line.tokens.pop_back();
+      line.words.pop_back();
+      line.mask.pop_back();
+    }
     if (Faulty(kDefaultFill)) line.words.assign(line.words.size(), 0);
     tokens += static_cast<int64_t>(line.tokens.size());
     for (const uint8_t m : line.mask) valid += m;
     lines.push_back(std::move(line));
   }
   const std::string name = fmt::format("theta{}.{}.jsonl", version, path);
-  TARE_RETURN_IF_ERROR(WriteLogprobs(Env::Real(), out_ + "/" + name, lines));
-  TARE_ASSIGN_OR_RETURN(const std::string bytes, Env::Real()->ReadFile(out_ + "/" + name));
   Json& entry = (*round)["paths"][path];
-  entry["file"] = name;
-  entry["sha256"] = Hex(Sha256Of(bytes));
+  TARE_RETURN_IF_ERROR(WriteLines(name, lines, &entry));
   entry["sequences"] = lines.size();
   entry["tokens"] = tokens;
   entry["valid_tokens"] = valid;
   entry["dtype"] = "f32";
+  if (!rollout || (config_.temperature == 1.0 && config_.top_p == 1.0)) return Ok();
+  // The engine's other kinds of the same logprobs: with them a contract that differs (temperature,
+  // truncation) is told from arithmetic that differs.
+  for (const char* kind : {"raw", "tempered", "processed"}) {
+    for (size_t i = 0; i < samples.size(); ++i) {
+      const client::Sample& sample = samples[i].sample;
+      const auto& words = kind[0] == 'r'   ? sample.raw_logprob
+                          : kind[0] == 't' ? sample.tempered_logprob
+                                           : sample.processed_logprob;
+      lines[i].words.assign(words.begin(),
+                            words.begin() + static_cast<ptrdiff_t>(lines[i].tokens.size()));
+      lines[i].kind = kind[0] == 'r' ? "raw" : "processed";
+    }
+    TARE_RETURN_IF_ERROR(WriteLines(fmt::format("theta{}.rollout.{}.jsonl", version, kind), lines,
+                                    &(*round)["rollout_kinds"][kind]));
+  }
   return Ok();
+}
+
+Status Loop::WriteLines(const std::string& name, const std::vector<LogprobSequence>& lines,
+                        Json* entry) {
+  TARE_RETURN_IF_ERROR(WriteLogprobs(Env::Real(), out_ + "/" + name, lines));
+  TARE_ASSIGN_OR_RETURN(const std::string bytes, Env::Real()->ReadFile(out_ + "/" + name));
+  (*entry)["file"] = name;
+  (*entry)["sha256"] = Hex(Sha256Of(bytes));
+  return Ok();
+}
+
+Status Loop::PutMasters(const std::vector<Tensor>& from) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    std::memcpy(trainer_->masters()[i].mutable_data(), from[i].data(),
+                static_cast<size_t>(from[i].size_bytes()));
+  }
+  return trainer_->DeployMasters();
 }
 
 Json Executed(const trainer::Logprobs& p, int64_t start) {
@@ -264,6 +302,14 @@ Json Executed(const trainer::Logprobs& p, int64_t start) {
 Status Loop::Compare(int64_t version, std::vector<Sampled>* samples, bool update_follows,
                      Json* round) {
   Event("compare", version);
+  if (Faulty(kSnapshot)) {
+    current_.clear();
+    for (Tensor& master : trainer_->masters()) {
+      TARE_ASSIGN_OR_RETURN(Tensor copy, master.Clone());
+      (version == 0 ? theta0_ : current_).push_back(std::move(copy));
+    }
+    if (version > 0) TARE_RETURN_IF_ERROR(PutMasters(theta0_));
+  }
   TARE_ASSIGN_OR_RETURN(const Json held, client::SendJson(endpoint_, "GET", "/weights"));
   TARE_ASSIGN_OR_RETURN(const std::string deployed, trainer_->DeployedHash());
   TARE_ASSIGN_OR_RETURN(const std::string master, trainer_->MasterHash());
@@ -289,6 +335,13 @@ Status Loop::Compare(int64_t version, std::vector<Sampled>* samples, bool update
       for (float& v : sequence) v = std::strtof(fmt::format("{:.4f}", v).c_str(), nullptr);
     }
   }
+  if (Faulty(kLastBit)) {
+    for (auto& sequence : score.values) {
+      for (float& v : sequence) {
+        if (v > -0.125f) v = std::bit_cast<float>(std::bit_cast<uint32_t>(v) ^ 1u);
+      }
+    }
+  }
   (*round)["paths"]["score"] = Executed(score, start);
   TARE_RETURN_IF_ERROR(WritePath(version, kPaths[1], *samples, sequences_, score.values, round));
   score_ = std::move(score.values);
@@ -303,35 +356,28 @@ Status Loop::Compare(int64_t version, std::vector<Sampled>* samples, bool update
 }
 
 Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round) {
-  // GRPO: the advantage of a sample is its reward against its group's mean, in units of the spread.
   Json groups = Json::array();
   double total = 0;
   for (int64_t p = 0; p < config_.prompts; ++p) {
-    double sum = 0, squares = 0;
-    Json rewards = Json::array(), advantages = Json::array();
+    std::vector<float> rewards;
     for (int64_t n = 0; n < config_.group; ++n)
-      sum += (*samples)[static_cast<size_t>(p * config_.group + n)].reward;
-    const double mean = sum / static_cast<double>(config_.group);
-    for (int64_t n = 0; n < config_.group; ++n) {
-      const double d = (*samples)[static_cast<size_t>(p * config_.group + n)].reward - mean;
-      squares += d * d;
-    }
-    const double spread = std::sqrt(squares / static_cast<double>(config_.group));
+      rewards.push_back((*samples)[static_cast<size_t>(p * config_.group + n)].reward);
+    const std::vector<float> advantages = GroupAdvantages(rewards, config_.norm_adv_by_std);
     std::set<std::vector<int32_t>> unique;
+    Json words = Json::array();
     for (int64_t n = 0; n < config_.group; ++n) {
       const size_t i = static_cast<size_t>(p * config_.group + n);
       Sampled& s = (*samples)[i];
-      s.advantage = static_cast<float>((s.reward - mean) / (spread + 1e-6));
+      s.advantage = advantages[static_cast<size_t>(n)];
       sequences_[i].advantage = s.advantage;
-      rewards.push_back(s.reward);
-      advantages.push_back(fmt::format("0x{:08x}", std::bit_cast<uint32_t>(s.advantage)));
+      words.push_back(fmt::format("0x{:08x}", std::bit_cast<uint32_t>(s.advantage)));
       unique.insert(s.sample.tokens);
       total += s.reward;
     }
     groups.push_back(
         Json{{"question", (*samples)[static_cast<size_t>(p * config_.group)].question.name},
              {"rewards", rewards},
-             {"advantages", advantages},
+             {"advantages", words},
              {"unique", unique.size()}});
   }
   (*round)["reward"] =
@@ -342,9 +388,30 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
   const int64_t start = Env::Real()->MonotonicNs();
   TARE_ASSIGN_OR_RETURN(const std::string before_master, trainer_->MasterHash());
   TARE_ASSIGN_OR_RETURN(const std::string before, trainer_->DeployedHash());
-  TARE_ASSIGN_OR_RETURN(const trainer::LossReport loss,
-                        trainer_->Accumulate(sequences_, trainer::Loss::kPolicy, PolicyOf(config_),
-                                             fmt::format("theta{}", version)));
+  int64_t valid = 0;
+  for (const trainer::Sequence& s : sequences_)
+    valid += std::count(s.mask.begin(), s.mask.end(), uint8_t{1});
+  trainer::LossReport loss;
+  if (valid > 0) {
+    TARE_ASSIGN_OR_RETURN(
+        loss, trainer_->Accumulate(sequences_, trainer::Loss::kPolicy, PolicyOf(config_),
+                                   fmt::format("theta{}", version)));
+  } else {
+    // No loss, so no step; the forward is compared all the same, and the judge says what it was.
+    TARE_ASSIGN_OR_RETURN(loss.logprobs,
+                          trainer_->RecordedForward(sequences_, fmt::format("theta{}", version)));
+  }
+  if (!current_.empty()) TARE_RETURN_IF_ERROR(PutMasters(current_));
+  double ratio_low = 1, ratio_high = 1;
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    for (size_t t = 0; t < sequences_[i].mask.size(); ++t) {
+      if (sequences_[i].mask[t] == 0) continue;
+      const double ratio = std::exp(static_cast<double>(loss.logprobs.values[i][t]) -
+                                    static_cast<double>(sequences_[i].old_logprob[t]));
+      ratio_low = std::min(ratio_low, ratio);
+      ratio_high = std::max(ratio_high, ratio);
+    }
+  }
   if (!Faulty(kSkipRecorded)) {
     (*round)["paths"]["train"] = Executed(loss.logprobs, start);
     TARE_RETURN_IF_ERROR(
@@ -352,11 +419,12 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
   }
   const int64_t backward_end = Env::Real()->MonotonicNs();
   trainer::StepReport step;
-  if (Faulty(kSkipStep)) {
+  if (Faulty(kSkipStep) || valid == 0) {
     step.skipped = true;
-    step.skipped_why = "planted";
+    step.skipped_why = valid == 0 ? "no valid token" : "planted";
   } else {
-    const float lr = Faulty(kZeroLr) ? 0.0f : static_cast<float>(config_.lr);
+    const float lr =
+        Faulty(kZeroLr) ? 0.0f : trainer::LearningRate(schedule_, config_.lr, version + 1);
     TARE_ASSIGN_OR_RETURN(step, trainer_->Apply(lr, !Faulty(kMasterOnly)));
   }
   TARE_ASSIGN_OR_RETURN(const std::string after_master, trainer_->MasterHash());
@@ -377,6 +445,10 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
                           {"valid_tokens", loss.valid_tokens},
                           {"clipped_tokens", loss.clipped_tokens},
                           {"ratio_not_one", loss.ratio_not_one},
+                          {"ratio_min", ratio_low},
+                          {"ratio_max", ratio_high},
+                          {"backward_kernels", loss.backward_launches},
+                          {"arm", config_.arm},
                           {"kl_coef", 0},
                           {"entropy_coef", 0},
                           {"lr", step.lr},
@@ -399,23 +471,68 @@ Status Loop::Publish(int64_t version, Json* update) {
   const int64_t start = Env::Real()->MonotonicNs();
   const std::string dir = fmt::format("{}/weights-theta{}", out_, version);
   TARE_RETURN_IF_ERROR(trainer::PublishWeights(Env::Real(), *trainer_, config_.model, dir));
+  if (Faulty(kStaleTensor)) TARE_RETURN_IF_ERROR(PutOldTensor(dir, version));
   const int64_t written = Env::Real()->MonotonicNs();
   TARE_ASSIGN_OR_RETURN(const std::string sha256, trainer_->DeployedHash());
   Json answer;
-  if (!Faulty(kNoPublish)) {
+  if (!Faulty(kNoPublish) && !Faulty(kSnapshot)) {
     // The engine resolves the path by itself: it must not depend on its working directory.
     char* absolute = ::realpath(dir.c_str(), nullptr);
     const std::string path = absolute == nullptr ? dir : absolute;
     std::free(absolute);
+    std::string asked = sha256;
+    if (Faulty(kStaleTensor)) {
+      // Whoever forgets a tensor has hashed what was sent: only what the engine holds tells.
+      TARE_ASSIGN_OR_RETURN(const Checkpoint sent, Checkpoint::Open(dir));
+      TARE_ASSIGN_OR_RETURN(const WeightHash hash, HashWeights(sent, &pool_));
+      asked = Hex(hash.digest);
+    }
     TARE_ASSIGN_OR_RETURN(
         answer, client::SendJson(endpoint_, "POST", "/update_weights",
-                                 Json{{"version", version}, {"path", path}, {"sha256", sha256}}));
+                                 Json{{"version", version}, {"path", path}, {"sha256", asked}}));
+  }
+  // The engine holds its own copy now.
+  if (!config_.keep_weights) {
+    std::error_code ignored;
+    std::filesystem::remove_all(dir, ignored);
   }
   (*update)["publish"] = Json{{"version", version},
                               {"sha256", sha256},
                               {"engine", answer},
                               {"write_ns", written - start},
                               {"update_ns", Env::Real()->MonotonicNs() - written}};
+  return Ok();
+}
+
+// Puts the first norm's old bytes into published weights, as a trainer does that forgets to send
+// one.
+Status Loop::PutOldTensor(const std::string& dir, int64_t version) {
+  const std::string before =
+      version == 1 ? config_.model : fmt::format("{}/weights-theta{}", out_, version - 1);
+  const std::string file = dir + "/model.safetensors";
+  TARE_ASSIGN_OR_RETURN(const SafetensorsFile old,
+                        SafetensorsFile::Open(Env::Real(), before + "/model.safetensors"));
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  {
+    TARE_ASSIGN_OR_RETURN(const SafetensorsFile fresh, SafetensorsFile::Open(Env::Real(), file));
+    for (const auto& entry : fresh.entries()) {
+      const bool stale = entry.name.ends_with("layers.0.input_layernorm.weight");
+      TARE_ASSIGN_OR_RETURN(const Tensor view, (stale ? old : fresh).Get(entry.name));
+      TARE_ASSIGN_OR_RETURN(Tensor copy, view.Clone());
+      tensors.emplace_back(entry.name, std::move(copy));
+    }
+  }
+  TARE_RETURN_IF_ERROR(Env::Real()->Remove(file));
+  return WriteSafetensors(Env::Real(), file, tensors, {{"format", "pt"}});
+}
+
+Status Loop::HeldOut(int64_t version, Json* round) {
+  const bool due = version == 0 || version == config_.steps ||
+                   (config_.eval_every > 0 && version % config_.eval_every == 0);
+  if (config_.held_out == 0 || !due) return Ok();
+  TARE_ASSIGN_OR_RETURN((*round)["held_out"], AskHeldOut(endpoint_, config_, *task_));
+  std::fprintf(stderr, "held-out reward at theta%lld: %.4f\n", static_cast<long long>(version),
+               (*round)["held_out"]["mean"].get<double>());
   return Ok();
 }
 
@@ -473,6 +590,7 @@ Status Loop::Run() {
     Json round{{"version", version}};
     TARE_ASSIGN_OR_RETURN(std::vector<Sampled> samples, Rollout(version, &round));
     TARE_RETURN_IF_ERROR(Compare(version, &samples, !last, &round));
+    TARE_RETURN_IF_ERROR(HeldOut(version, &round));
     // What was compared is on disk even when the update then fails.
     const Status updated = last ? Ok() : Update(version, &samples, &round);
     rounds_.push_back(std::move(round));
@@ -486,94 +604,6 @@ Status Loop::Run() {
 
 }  // namespace
 
-Json LoopConfig::ToJson() const {
-  return Json{{"model", model},
-              {"task", task},
-              {"steps", steps},
-              {"prompts", prompts},
-              {"group", group},
-              {"max_tokens", max_tokens},
-              {"temperature", temperature},
-              {"lr", lr},
-              {"loss", loss},
-              {"clip_low", clip_low},
-              {"clip_high", clip_high},
-              {"seed", seed},
-              {"profile", profile},
-              {"threads", threads},
-              {"recompute", recompute},
-              {"prefix_caching", prefix_caching},
-              {"same_questions", same_questions},
-              {"faults", faults}};
-}
-
-Result<LoopConfig> LoopConfig::FromJson(const Json& json) {
-  LoopConfig c;
-  try {
-    for (const auto& [key, value] : json.items()) {
-      if (key == "model")
-        value.get_to(c.model);
-      else if (key == "task")
-        value.get_to(c.task);
-      else if (key == "steps")
-        value.get_to(c.steps);
-      else if (key == "prompts")
-        value.get_to(c.prompts);
-      else if (key == "group")
-        value.get_to(c.group);
-      else if (key == "max_tokens")
-        value.get_to(c.max_tokens);
-      else if (key == "temperature")
-        value.get_to(c.temperature);
-      else if (key == "lr")
-        value.get_to(c.lr);
-      else if (key == "loss")
-        value.get_to(c.loss);
-      else if (key == "clip_low")
-        value.get_to(c.clip_low);
-      else if (key == "clip_high")
-        value.get_to(c.clip_high);
-      else if (key == "seed")
-        value.get_to(c.seed);
-      else if (key == "profile")
-        value.get_to(c.profile);
-      else if (key == "threads")
-        value.get_to(c.threads);
-      else if (key == "recompute")
-        value.get_to(c.recompute);
-      else if (key == "prefix_caching")
-        value.get_to(c.prefix_caching);
-      else if (key == "same_questions")
-        value.get_to(c.same_questions);
-      else if (key == "faults")
-        value.get_to(c.faults);
-      else
-        return InvalidArgument("configuration of the loop: unknown key {}", Printable(key));
-    }
-  } catch (const nlohmann::json::exception& e) {
-    return InvalidArgument("configuration of the loop: {}", e.what());
-  }
-  return c;
-}
-
-Status CheckConfig(const LoopConfig& c) {
-  if (c.steps < 1)
-    return InvalidArgument("steps is {}; 1 or more (2 for a receipt that can pass)", c.steps);
-  if (c.prompts < 1) return InvalidArgument("prompts is {}; 1 or more", c.prompts);
-  if (c.group < 2)
-    return InvalidArgument("group is {}; 2 or more, else every advantage is 0", c.group);
-  if (c.max_tokens < 1) return InvalidArgument("max_tokens is {}; 1 or more", c.max_tokens);
-  if (!(c.temperature > 0) || !std::isfinite(c.temperature)) {
-    return InvalidArgument("temperature is {}; above 0 (greedy samples of a group are equal)",
-                           c.temperature);
-  }
-  if (!(c.lr >= 0) || !std::isfinite(c.lr)) return InvalidArgument("lr is {}; 0 or above", c.lr);
-  if (c.loss != "grpo" && c.loss != "dapo" && c.loss != "ppo-clip") {
-    return InvalidArgument("loss is {}; grpo, dapo or ppo-clip", c.loss);
-  }
-  return Ok();
-}
-
 Result<std::string> ExecutableDigest() {
   TARE_ASSIGN_OR_RETURN(const auto file, Env::Real()->OpenReadable("/proc/self/exe"));
   return Hex(Sha256Of(file->bytes()));
@@ -584,6 +614,7 @@ Status RunWorker(const LoopConfig& config, uint16_t port, const std::string& out
   Loop loop(config, port, out);
   TARE_RETURN_IF_ERROR(loop.Run());
   if (Faulty(kDieAtExit)) ::raise(SIGKILL);
+  if (Faulty(kHangAtExit)) ::pause();
   return Ok();
 }
 

@@ -3,13 +3,19 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <map>
 #include <thread>
+
+#include "base/env.h"
+#include "base/sha256.h"
 
 extern char** environ;
 
@@ -71,8 +77,10 @@ Process::~Process() {
 bool Process::Poll() {
   if (pid_ <= 0 || reaped_) return true;
   int status = 0;
-  const pid_t got = ::waitpid(pid_, &status, WNOHANG);
+  struct rusage usage {};
+  const pid_t got = ::wait4(pid_, &status, WNOHANG, &usage);
   if (got != pid_) return false;
+  exit_.peak_rss_bytes = int64_t{usage.ru_maxrss} * 1024;
   reaped_ = true;
   exit_.ended = true;
   if (WIFSIGNALED(status)) {
@@ -98,15 +106,68 @@ Exit Process::Wait(double seconds) {
 void Process::Kill() {
   if (pid_ <= 0 || reaped_) return;
   ::kill(pid_, SIGKILL);
-  ::waitpid(pid_, nullptr, 0);
+  struct rusage usage {};
+  if (::wait4(pid_, nullptr, 0, &usage) == pid_)
+    exit_.peak_rss_bytes = int64_t{usage.ru_maxrss} * 1024;
   reaped_ = true;
   exit_.ended = false;  // it did not end by itself
   exit_.signal = SIGKILL;
 }
 
+bool Process::Stopped() const {
+  if (pid_ <= 0 || reaped_) return false;
+  const Result<std::string> text = Env::Real()->ReadFile(fmt::format("/proc/{}/stat", pid_));
+  if (!text.ok()) return false;
+  const size_t end = text->rfind(')');  // of the name, which may hold anything
+  return end != std::string::npos && end + 2 < text->size() && (*text)[end + 2] == 'T';
+}
+
+void Process::Continue() {
+  if (pid_ > 0 && !reaped_) ::kill(pid_, SIGCONT);
+}
+
+int64_t Process::RssBytes() const {
+  if (pid_ <= 0 || reaped_) return 0;
+  std::FILE* f = std::fopen(fmt::format("/proc/{}/statm", pid_).c_str(), "r");
+  if (f == nullptr) return 0;
+  long long size = 0, resident = 0;
+  const int read = std::fscanf(f, "%lld %lld", &size, &resident);
+  std::fclose(f);
+  return read == 2 ? resident * ::sysconf(_SC_PAGESIZE) : 0;
+}
+
+Json Process::LoadedFiles() const {
+  Json files = Json::object();
+  if (pid_ <= 0 || reaped_) return files;
+  std::FILE* f = std::fopen(fmt::format("/proc/{}/maps", pid_).c_str(), "r");
+  if (f == nullptr) return files;
+  std::map<std::string, std::string> digests;
+  char* line = nullptr;
+  size_t capacity = 0;
+  while (::getline(&line, &capacity, f) > 0) {
+    // address perms offset dev inode path
+    const std::string text = line;
+    const size_t perms = text.find(' ') + 1, path = text.find('/');
+    if (path == std::string::npos || text.size() < perms + 4 || text[perms + 2] != 'x') continue;
+    const std::string name = text.substr(path, text.find('\n') - path);
+    if (digests.contains(name)) continue;
+    const auto bytes = Env::Real()->OpenReadable(name);
+    digests[name] = bytes.ok() ? Hex(Sha256Of((*bytes)->bytes())) : "unreadable";
+  }
+  std::free(line);
+  std::fclose(f);
+  for (const auto& [name, digest] : digests) files[name] = digest;
+  return files;
+}
+
 Json Process::ToJson() const {
-  return Json{{"name", name_},        {"pid", pid_},        {"command", argv_},
-              {"ended", exit_.ended}, {"code", exit_.code}, {"signal", exit_.signal}};
+  return Json{{"name", name_},
+              {"pid", pid_},
+              {"command", argv_},
+              {"ended", exit_.ended},
+              {"code", exit_.code},
+              {"signal", exit_.signal},
+              {"peak_rss_bytes", exit_.peak_rss_bytes}};
 }
 
 }  // namespace tare::rl

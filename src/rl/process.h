@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,9 +16,10 @@
 namespace tare::rl {
 
 struct Exit {
-  bool ended = false;  // false: it was still running at the limit and was killed
-  int code = -1;       // when it exited
-  int signal = 0;      // when a signal ended it
+  int64_t peak_rss_bytes = 0;  // the kernel's figure, when the process has been waited for
+  bool ended = false;          // false: it was still running at the limit and was killed
+  int code = -1;               // when it exited
+  int signal = 0;              // when a signal ended it
   bool normal() const { return ended && signal == 0 && code == 0; }
 };
 
@@ -37,9 +39,17 @@ class Process {
   // Waits up to `seconds`, then kills.
   Exit Wait(double seconds);
   void Kill();
+  // Whether a signal has stopped it; Continue lets it go on.
+  bool Stopped() const;
+  void Continue();
+  // Resident bytes now; 0 when it has ended.
+  int64_t RssBytes() const;
+  // Path and SHA-256 of every executable file that is mapped into it now (its own and the libraries
+  // it has really loaded); empty when it has ended.
+  Json LoadedFiles() const;
   pid_t pid() const { return pid_; }
   const Exit& exit() const { return exit_; }
-  Json ToJson() const;  // name, pid, command, ended, code, signal, log
+  Json ToJson() const;  // name, pid, command, ended, code, signal, peak_rss_bytes
 
  private:
   Process() = default;

@@ -16,6 +16,7 @@
 #include <map>
 
 #include "models/mini.h"
+#include "trainer/plain_model.h"
 #include "trainer/trainer.h"
 
 namespace tare::trainer {
@@ -253,6 +254,59 @@ TEST(Gradient, WholeModelAgreesWithFloat64) {
   RecordProperty("worst", fmt::format("{}", audit.worst()));
   fmt::print("{} parameters; largest departure from float64 {:.4f}\n", audit.off.size(),
              audit.worst());
+}
+
+// The witness of the audit (trainer/plain_model.h) against the forward written here, which is other
+// code: equal logprobs, and its gradient has the slope that differences of this forward have.
+TEST(Gradient, TheWitnessAgreesWithDifferences) {
+  models::ModelOptions model_options;
+  const auto t =
+      Trainer::Create(&Pool(), std::move(models::MiniModel(&Pool(), model_options)).value(), {})
+          .value();
+  const models::ModelConfig& c = t->model().config();
+  std::vector<Sequence> list(1);
+  list[0].prompt_tokens = 2;
+  for (int k = 0; k < 21; ++k)
+    list[0].tokens.push_back((k * k * 7 + k * 53 + 7) % static_cast<int>(c.vocab));
+  DecisionTap decisions(nullptr);
+  ASSERT_TRUE(t->Score(list, "theta0", &decisions).ok());
+  PlainModel<double> plain = PlainModel<double>::Create(&Pool(), t->model()).value();
+  const size_t targets = static_cast<size_t>(list[0].targets());
+  const Vec dlogprob(targets, -1.0 / static_cast<double>(targets));
+  const PlainModel<double>::Run run{list[0].tokens, 2, 1.0, dlogprob};
+  plain.ZeroGradients();
+  const auto logprob = plain.Compute(std::span(&run, 1), decisions.decisions).value();
+  Weights w;
+  for (const auto& [name, tensor] : t->model().NamedTensors().value()) {
+    for (int64_t i = 0; i < tensor.elements(); ++i) {
+      const uint32_t word = static_cast<uint32_t>(tensor.as<uint16_t>()[i]) << 16;
+      float value;
+      std::memcpy(&value, &word, 4);
+      w[name].push_back(value);
+    }
+  }
+  double loss = 0;
+  for (const double v : logprob[0]) loss -= v / static_cast<double>(targets);
+  EXPECT_NEAR(loss, Loss64(c, w, list, decisions.decisions), 1e-10);
+  for (size_t i = 0; i < t->model().parameters().size(); ++i) {
+    const models::Parameter& p = t->model().parameters()[i];
+    const std::vector<double>& g = plain.gradient(static_cast<int>(i));
+    double square = 0;
+    for (const double v : g) square += v * v;
+    const double length = std::sqrt(square), eps = 1e-4;
+    ASSERT_GT(length, 0) << p.name;
+    const int64_t per_row = p.value.elements() / p.value.dim(0);
+    const auto moved = [&](double by) {
+      Weights at = w;
+      for (const models::ParameterPart& part : p.parts) {
+        Vec& values = at.at(part.name);
+        for (size_t k = 0; k < values.size(); ++k)
+          values[k] += by * g[static_cast<size_t>(part.row * per_row) + k] / length;
+      }
+      return Loss64(c, at, list, decisions.decisions);
+    };
+    EXPECT_NEAR((moved(eps) - moved(-eps)) / (2 * eps) / length, 1, 1e-4) << p.name;
+  }
 }
 
 // Backward faults leave every forward bit as it is and are caught here.

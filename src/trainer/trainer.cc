@@ -6,11 +6,13 @@
 #include <cstring>
 #include <utility>
 
+#include "base/env.h"
 #include "ops/cast/cast.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "tensor/digest.h"
 #include "tensor/weight_hash.h"
+#include "trainer/plain_model.h"
 
 namespace tare::trainer {
 namespace {
@@ -102,6 +104,8 @@ struct Trainer::Pass {
   LossReport report;
 };
 
+Trainer::~Trainer() = default;
+
 Trainer::Trainer(ThreadPool* pool, models::Model model, const Options& options)
     : pool_(pool), model_(std::move(model)), options_(options) {}
 
@@ -145,8 +149,17 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
   if (pass->backward && report.valid_tokens == 0) {
     return InvalidArgument("the mask excludes every token, so there is no loss");
   }
-  ops::LaunchTrace trace;
-  const ops::Ctx ctx = MakeCtx(&trace);
+  ops::LaunchTrace trace, backward_trace;
+  const ops::Ctx ctx = MakeCtx(&trace), backward_ctx = MakeCtx(&backward_trace);
+  times_ = Times();
+  if (pass->backward && options_.surrogate) {
+    if (plain_ == nullptr) {
+      TARE_ASSIGN_OR_RETURN(PlainModel<float> plain, PlainModel<float>::Create(pool_, model_));
+      plain_ = std::make_unique<PlainModel<float>>(std::move(plain));
+    }
+    plain_->Load(model_);
+    plain_->ZeroGradients();
+  }
   size_t begin = 0;
   for (const size_t end : Cut(sequences, options_.micro_batch_tokens)) {
     const auto part = sequences.subspan(begin, end - begin);
@@ -176,9 +189,17 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
     models::TapeOptions tape_options;
     tape_options.recompute = options_.recompute;
     models::Tape tape(tape_options);
+    // The surrogate's backward follows the decisions of the visible forward.
+    DecisionTap decisions(pass->tap);
+    Tap* const tap = pass->backward && options_.surrogate && model_.config().experts > 0
+                         ? &decisions
+                         : pass->tap;
+    const int64_t forward_start = Env::Real()->MonotonicNs();
     TARE_ASSIGN_OR_RETURN(
         const models::ForwardOutput output,
-        models::Forward(ctx, model_, batch, &scratch_, pass->record ? &tape : nullptr, pass->tap));
+        models::Forward(ctx, model_, batch, &scratch_, pass->record ? &tape : nullptr, tap));
+    const int64_t loss_start = Env::Real()->MonotonicNs();
+    times_.forward_ns += loss_start - forward_start;
     ++report.logprobs.forwards;
     size_t at = 0;
     for (const Sequence& s : part) {
@@ -264,12 +285,35 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
       back.dlogprob = dlogprob.data();
       TARE_RETURN_IF_ERROR(ops::cross_entropy::Backward(ctx, {}, back));
     }
-    models::LossGradient gradient;
-    gradient.dlogprob = dlogprob;
-    TARE_RETURN_IF_ERROR(models::Backward(ctx, model_, batch, gradient, &tape, &scratch_,
-                                          gradients_.get(), 0, pass->tap));
+    const int64_t backward_start = Env::Real()->MonotonicNs();
+    times_.loss_ns += backward_start - loss_start;
+    if (options_.surrogate) {
+      std::vector<PlainModel<float>::Run> runs;
+      size_t first = 0;
+      for (const Sequence& s : part) {
+        const size_t n = static_cast<size_t>(s.targets());
+        runs.push_back({s.tokens, s.prompt_tokens, static_cast<double>(s.temperature),
+                        std::span<const float>(dlogprob).subspan(first, n)});
+        first += n;
+      }
+      TARE_RETURN_IF_ERROR(plain_->Compute(runs, decisions.decisions).status());
+    } else {
+      models::LossGradient gradient;
+      gradient.dlogprob = dlogprob;
+      TARE_RETURN_IF_ERROR(models::Backward(backward_ctx, model_, batch, gradient, &tape, &scratch_,
+                                            gradients_.get(), 0, pass->tap));
+    }
+    times_.backward_ns += Env::Real()->MonotonicNs() - backward_start;
   }
-  if (pass->backward) TARE_RETURN_IF_ERROR(models::FinishGradients(ctx, model_, gradients_.get()));
+  if (pass->backward) {
+    TARE_RETURN_IF_ERROR(models::FinishGradients(backward_ctx, model_, gradients_.get()));
+    for (size_t i = 0; options_.surrogate && i < model_.parameters().size(); ++i) {
+      const std::vector<float>& g = plain_->gradient(static_cast<int>(i));
+      std::copy(g.begin(), g.end(), gradients_->all()[i].mutable_as<float>());
+    }
+    report.backward_launches =
+        options_.surrogate ? 0 : static_cast<int64_t>(backward_trace.Take().size());
+  }
   report.logprobs.launches = static_cast<int64_t>(trace.Take().size());
   return Ok();
 }

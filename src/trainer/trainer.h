@@ -23,6 +23,9 @@
 
 namespace tare::trainer {
 
+template <typename Real>
+class PlainModel;
+
 // A prompt and what followed it. The targets are tokens [prompt_tokens, size).
 struct Sequence {
   std::string name;
@@ -41,7 +44,10 @@ struct Options {
   ops::BatchInvariance batch_invariance = ops::BatchInvariance::kOn;
   int64_t micro_batch_tokens = 4096;  // a micro-batch takes sequences up to this, and at least one
   float max_gradient_norm = 1.0f;     // global-norm clip; 0: none
-  bool recompute = false;             // backward computes each layer again: less memory, equal bits
+  // The surrogate arm: the same forward, bit for bit, and behind it the gradients of plain
+  // arithmetic (trainer/plain_model.h). A control for finetuning, never a path to deliver.
+  bool surrogate = false;
+  bool recompute = false;  // backward computes each layer again: less memory, equal bits
   ops::adamw::Params adamw;
 };
 
@@ -58,8 +64,9 @@ struct LossReport {
   double loss = 0;
   int64_t valid_tokens = 0;
   int64_t clipped_tokens = 0;
-  int64_t ratio_not_one = 0;  // valid tokens whose logprob differs in a bit from old_logprob
-  Logprobs logprobs;          // of the grad-enabled forward that the gradient belongs to
+  int64_t backward_launches = 0;  // operator kernels of the backward walk that the trace saw
+  int64_t ratio_not_one = 0;      // valid tokens whose logprob differs in a bit from old_logprob
+  Logprobs logprobs;              // of the grad-enabled forward that the gradient belongs to
 };
 
 // One parameter's gradient and update.
@@ -90,6 +97,7 @@ class Trainer {
   // Masters start as the exact f32 values of the model's parameters, moments as zero.
   static Result<std::unique_ptr<Trainer>> Create(ThreadPool* pool, models::Model model,
                                                  const Options& options);
+  ~Trainer();
 
   const models::Model& model() const { return model_; }
   const Options& options() const { return options_; }
@@ -124,6 +132,11 @@ class Trainer {
   std::vector<Tensor>& first_moments() { return m_; }
   std::vector<Tensor>& second_moments() { return v_; }
   void set_step(int64_t step) { step_ = step; }
+  // How long the parts of the last Accumulate took.
+  struct Times {
+    int64_t forward_ns = 0, loss_ns = 0, backward_ns = 0;
+  };
+  const Times& times() const { return times_; }
   // After masters were written: the deployed copy and the packed copies follow.
   Status DeployMasters();
 
@@ -139,6 +152,8 @@ class Trainer {
   models::Scratch scratch_;
   std::unique_ptr<models::Gradients> gradients_;
   std::vector<Tensor> master_, m_, v_;
+  std::unique_ptr<PlainModel<float>> plain_;  // of the surrogate arm
+  Times times_;
   int64_t step_ = 0;
 };
 
