@@ -3,16 +3,29 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define TARE_ADDRESS_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TARE_ADDRESS_SANITIZER 1
+#endif
+#endif
 
 namespace tare {
 namespace {
 
+constexpr size_t kLargest = size_t{1} << 40;  // more is a mistake in the caller's arithmetic
+
+size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+#ifndef TARE_ADDRESS_SANITIZER
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kRegion = size_t{16} << 20;
 constexpr size_t kOwnRegion = size_t{4} << 20;  // from here on an array shares with nobody
-
-size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 struct Region {
   void* mapping = MAP_FAILED;
@@ -33,14 +46,22 @@ struct Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 };
+#endif
 
 }  // namespace
 
 std::shared_ptr<void> AllocateHuge(size_t bytes) {
+  if (bytes == 0 || bytes > kLargest) return nullptr;
+  const size_t wanted = RoundUp(bytes, 64);
+#ifdef TARE_ADDRESS_SANITIZER
+  // Each array on its own, so that the sanitizer knows where it ends.
+  void* own = std::aligned_alloc(64, wanted);
+  if (own == nullptr) return nullptr;
+  std::memset(own, 0, wanted);
+  return {own, std::free};
+#else
   static std::mutex mutex;
   static std::weak_ptr<Region> open;
-  if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
-  const size_t wanted = RoundUp(bytes, 64);
   if (wanted >= kOwnRegion) {
     auto own = std::make_shared<Region>(RoundUp(wanted, kHugePage));
     char* at = own->begin;
@@ -56,6 +77,7 @@ std::shared_ptr<void> AllocateHuge(size_t bytes) {
   char* at = region->begin + region->used;
   region->used += wanted;
   return {std::move(region), at};
+#endif
 }
 
 }  // namespace tare
