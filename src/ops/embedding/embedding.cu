@@ -24,9 +24,11 @@ __global__ void __launch_bounds__(256)
     if (!good && i == 0) Refuse(refused, Refusal::kEmbeddingId, row);
     T* to = static_cast<T*>(out) + row * hidden + i;
     const E* from = static_cast<const E*>(table) + (good ? id : 0) * hidden + i;
-    float v[4];
-    if constexpr (kGroup == 4) {
-      Widen4(LoadRaw4(from), v);
+    float v[kGroup];
+    if constexpr (kGroup == 8) {
+      const Raw4<E> low = LoadRaw4(from), high = LoadRaw4(from + 4);
+      Widen4(low, *reinterpret_cast<float(*)[4]>(&v[0]));
+      Widen4(high, *reinterpret_cast<float(*)[4]>(&v[4]));
     } else {
       v[0] = Widen(from[0]);
     }
@@ -35,8 +37,9 @@ __global__ void __launch_bounds__(256)
       if (scale != 1.0f) v[e] = Mul(v[e], scale);
       if (!good) v[e] = 0.0f;
     }
-    if constexpr (kGroup == 4) {
-      Store4(v, to);
+    if constexpr (kGroup == 8) {
+      Store4(*reinterpret_cast<const float(*)[4]>(&v[0]), to);
+      Store4(*reinterpret_cast<const float(*)[4]>(&v[4]), to + 4);
     } else {
       Put(v[0], to);
     }
@@ -116,14 +119,14 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
   TARE_ASSIGN_OR_RETURN(unsigned long long* const refused, RefusalWord());
   if (args.rows == 0) return Ok();
   const bool vec =
-      p.hidden % 4 == 0 && Aligned4(args.table, p.table_dtype) && Aligned4(args.out, p.dtype);
+      p.hidden % 8 == 0 && Aligned4(args.table, p.table_dtype) && Aligned4(args.out, p.dtype);
   return WithRowDType(p.table_dtype, [&](auto e) {
     return WithRowDType(p.dtype, [&](auto t) -> Status {
       using E = decltype(e);
       using T = decltype(t);
-      const unsigned grid = GridFor(args.rows * p.hidden / (vec ? 4 : 1), 256, int64_t{1} << 30);
+      const unsigned grid = GridFor(args.rows * p.hidden / (vec ? 8 : 1), 256, int64_t{1} << 30);
       if (vec) {
-        embedding_forward_kernel<E, T, 4><<<grid, 256, 0, Stream(ctx)>>>(
+        embedding_forward_kernel<E, T, 8><<<grid, 256, 0, Stream(ctx)>>>(
             args.rows, p.vocab, p.hidden, p.scale, args.ids, args.table, args.out, refused);
       } else {
         embedding_forward_kernel<E, T, 1><<<grid, 256, 0, Stream(ctx)>>>(

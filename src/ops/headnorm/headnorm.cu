@@ -70,11 +70,16 @@ __device__ __forceinline__ float TreeOfHead(float (&acc)[4]) {
   }
   return Add(Add(acc[0], acc[2]), Add(acc[1], acc[3]));
 }
+template <bool kVec>
 __device__ __forceinline__ void Weights(const void* w, bool f32, bool unit_offset, int at, int left,
                                         float (&v)[4]) {
+  if (f32) {
+    LoadFour<kVec>(static_cast<const float*>(w) + at, left, v);
+  } else {
+    LoadFour<kVec>(static_cast<const uint16_t*>(w) + at, left, v);
+  }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    v[e] = e < left ? LoadAny(w, f32, at + e) : 0.0f;
     if (unit_offset) v[e] = Add(v[e], 1.0f);
   }
 }
@@ -86,7 +91,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   float w[kChunks][4];
 #pragma unroll
   for (int c = 0; c < kChunks; ++c)
-    Weights(a.w, a.w_f32, a.unit_offset, 32 * c + 4 * t, a.dim - 32 * c - 4 * t, w[c]);
+    Weights<kVec>(a.w, a.w_f32, a.unit_offset, 32 * c + 4 * t, a.dim - 32 * c - 4 * t, w[c]);
   // A warp stays together for the shuffles: its four heads start at `first`.
   for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * 4; first < a.total;
        first += int64_t{gridDim.x} * kWarps * 4) {
@@ -172,7 +177,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int c = 0; c < kChunks; ++c) {
       const int left = a.dim - 32 * c - 4 * t;
       float w[4];
-      Weights(a.w, a.w_f32, a.unit_offset, 32 * c + 4 * t, left, w);
+      Weights<kVec>(a.w, a.w_f32, a.unit_offset, 32 * c + 4 * t, left, w);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         g[c][e] = Mul(g[c][e], w[e]);
@@ -360,11 +365,13 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
   return WithRowDType(p.dtype, [&](auto tag) -> Status {
     using T = decltype(tag);
     const auto run = [&](auto* kernel, int heads_at_once) {
-      kernel<<<GridFor(a.total, kWarps * heads_at_once), 32 * kWarps, 0, Stream(ctx)>>>(a);
+      kernel<<<GridFor(a.total, kWarps * heads_at_once, 132 * 16), 32 * kWarps, 0, Stream(ctx)>>>(
+          a);
       return Launched();
     };
     const bool vec = p.head_dim % 4 == 0 && a.x_stride % 4 == 0 && a.y_stride % 4 == 0 &&
-                     Aligned4(a.x, p.dtype) && Aligned4(a.y, p.dtype);
+                     Aligned4(a.x, p.dtype) && Aligned4(a.y, p.dtype) &&
+                     Aligned4(a.w, p.weight_dtype);
     if (p.head_dim > 256) return run(&headnorm_wide_kernel<T>, 1);
     if (!vec) return run(&headnorm_forward_kernel<T, 8, false>, 4);
     if (p.head_dim <= 64) return run(&headnorm_forward_kernel<T, 2, true>, 4);
@@ -418,12 +425,14 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
         return Launched();
       }));
       const auto run = [&](auto* kernel, int heads_at_once) {
-        kernel<<<GridFor(a.total, kWarps * heads_at_once), 32 * kWarps, 0, Stream(ctx)>>>(a);
+        kernel<<<GridFor(a.total, kWarps * heads_at_once, 132 * 16), 32 * kWarps, 0, Stream(ctx)>>>(
+            a);
         return Launched();
       };
       const bool vec = p.head_dim % 4 == 0 && a.x_stride % 4 == 0 && a.dy_stride % 4 == 0 &&
                        a.dx_stride % 4 == 0 && Aligned4(a.x, p.dtype) &&
-                       Aligned4(a.dy, p.grad_dtype) && Aligned4(a.dx, p.grad_dtype);
+                       Aligned4(a.dy, p.grad_dtype) && Aligned4(a.dx, p.grad_dtype) &&
+                       Aligned4(a.w, p.weight_dtype);
       if (p.head_dim > 256) return run(&headnorm_wide_backward_kernel<T, G>, 1);
       if (!vec) return run(&headnorm_backward_kernel<T, G, 8, false>, 4);
       if (p.head_dim <= 128) return run(&headnorm_backward_kernel<T, G, 4, true>, 4);

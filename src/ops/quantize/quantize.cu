@@ -37,24 +37,43 @@ __device__ uint32_t HalfAway(float v) {
   return static_cast<uint32_t>(code) | (__float_as_uint(v) >> 31 << 7);
 }
 
+// x / scale, correctly rounded, for a block whose scale and 1 / scale are known: the quotient by
+// the reciprocal and one step of its remainder (Markstein). Where a remainder could lose bits the
+// quotient is below 2^-20, which is code 0 whatever its last bit; scales outside (2^-60, 2^100)
+// have a reciprocal of 0 here and take the division. The sign is x's: a zero remainder would turn
+// -0 to +0.
+__device__ __forceinline__ float Quotient(float x, float scale, float reciprocal) {
+  if (reciprocal == 0.0f) return Div(x, scale);
+  const float q = Mul(x, reciprocal);
+  return copysignf(Fma(Fma(-q, scale, x), reciprocal, q), x);
+}
+
+// Codes of two values by the conversion instruction: nearest even, saturating, as E4m3Code.
+__device__ __forceinline__ uint32_t CodePair(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 // Codes of one block whose scale is known.
 template <bool kVec>
-__device__ __forceinline__ void StoreCodes(const float (&v)[4], float scale, bool half_away,
-                                           uint8_t* q, int64_t count, int lane) {
-  uint32_t code[4];
+__device__ __forceinline__ void StoreCodes(const float (&v)[4], float scale, float reciprocal,
+                                           bool half_away, uint8_t* q, int64_t count, int lane) {
+  float x[4];
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const float x = Div(v[e], scale);
-    code[e] = half_away ? HalfAway(x) : E4m3Code(x);
+  for (int e = 0; e < 4; ++e) x[e] = Quotient(v[e], scale, reciprocal);
+  uint32_t codes = CodePair(x[0], x[1]) | CodePair(x[2], x[3]) << 16;
+  if (half_away) {
+    codes = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) codes |= HalfAway(x[e]) << (8 * e);
   }
   if constexpr (kVec) {
-    if (4 * lane < count)
-      *reinterpret_cast<uint32_t*>(q + 4 * lane) =
-          code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24;
+    if (4 * lane < count) *reinterpret_cast<uint32_t*>(q + 4 * lane) = codes;
   } else {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      if (lane + 32 * e < count) q[lane + 32 * e] = static_cast<uint8_t>(code[e]);
+      if (lane + 32 * e < count) q[lane + 32 * e] = static_cast<uint8_t>(codes >> (8 * e));
     }
   }
 }
@@ -67,7 +86,8 @@ __device__ __forceinline__ float BlockMax(float (&v)[4], int64_t row, int64_t fi
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     if ((__float_as_uint(v[e]) & 0x7f800000u) == 0x7f800000u) {
-      Refuse(refused, Refusal::kQuantizeNotFinite, row, first + Chunk<kVec>::Index(lane, e));
+      if (refused != nullptr)
+        Refuse(refused, Refusal::kQuantizeNotFinite, row, first + Chunk<kVec>::Index(lane, e));
       v[e] = 0.0f;
     }
     top = fmaxf(top, fabsf(v[e]));
@@ -90,20 +110,43 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t blocks = (width + kBlock - 1) / kBlock, total = rows * blocks;
   for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kAhead; first < total;
        first += int64_t{gridDim.x} * kWarps * kAhead) {
+    // Where the blocks lie: one division, then one step after the other.
+    int64_t row[kAhead], at[kAhead];
+    {
+      const RowPlace place = PlaceOf(first, blocks);
+      int64_t r = place.row, b = place.in_row;
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        row[k] = r < rows ? r : rows - 1;
+        at[k] = b * kBlock;
+        if (++b == blocks) b = 0, ++r;
+      }
+    }
     float v[kAhead][4];
 #pragma unroll
-    for (int b = 0; b < kAhead; ++b) {
-      const int64_t item = min(first + b, total - 1), row = item / blocks;
-      const int64_t at = (item - row * blocks) * kBlock;
-      Chunk<kVec>::Load(static_cast<const T*>(x_) + row * width + at, width - at, lane, v[b]);
+    for (int k = 0; k < kAhead; ++k) {
+      Chunk<kVec>::Load(static_cast<const T*>(x_) + row[k] * width + at[k], width - at[k], lane,
+                        v[k]);
     }
+    // Lane k divides for block k.
+    float mine = 0.0f;
 #pragma unroll
-    for (int b = 0; b < kAhead; ++b) {
-      if (first + b >= total) break;
-      const int64_t row = (first + b) / blocks, at = (first + b - row * blocks) * kBlock;
-      const float scale = ScaleOf(BlockMax<kVec>(v[b], row, at, lane, refused));
-      if (lane == 0) scales[first + b] = scale;
-      StoreCodes<kVec>(v[b], scale, half_away, q + row * width + at, width - at, lane);
+    for (int k = 0; k < kAhead; ++k) {
+      const float amax =
+          BlockMax<kVec>(v[k], row[k], at[k], lane, first + k < total ? refused : nullptr);
+      if (lane == k) mine = amax;
+    }
+    const float my_scale = ScaleOf(mine);
+    const float my_reciprocal =
+        my_scale > 0x1p-60f && my_scale < 0x1p100f ? Div(1.0f, my_scale) : 0.0f;
+    if (lane < kAhead && first + lane < total) scales[first + lane] = my_scale;
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const float scale = __shfl_sync(kAllLanes, my_scale, k);
+      const float reciprocal = __shfl_sync(kAllLanes, my_reciprocal, k);
+      if (first + k >= total) break;
+      StoreCodes<kVec>(v[k], scale, reciprocal, half_away, q + row[k] * width + at[k],
+                       width - at[k], lane);
     }
   }
 }
