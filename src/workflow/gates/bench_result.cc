@@ -6,23 +6,10 @@
 #include <set>
 
 #include "base/check.h"
+#include "workflow/gates/judge.h"
 
 namespace tare::workflow {
 namespace {
-
-namespace bench_reason {
-#define TARE_BENCH_REASON(constant, code, verdict, sentence, next) \
-  constexpr std::string_view constant = code;
-#include "workflow/gates/bench_reasons.inc"
-#undef TARE_BENCH_REASON
-}  // namespace bench_reason
-
-constexpr Reason kBenchReasons[] = {
-#define TARE_BENCH_REASON(constant, code, verdict, sentence, next) \
-  {code, Verdict::verdict, sentence, next},
-#include "workflow/gates/bench_reasons.inc"
-#undef TARE_BENCH_REASON
-};
 
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
@@ -93,29 +80,8 @@ class Reader {
   Status status_;
 };
 
-int Gravity(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kPass:
-      return 0;
-    case Verdict::kDiagnosticOnly:
-      return 1;
-    case Verdict::kNotCovered:
-      return 2;
-    case Verdict::kWaitingHuman:
-      return 3;
-    case Verdict::kInconclusive:
-      return 4;
-    case Verdict::kRefused:
-      return 5;
-    case Verdict::kFail:
-      return 6;
-  }
-  return 6;
-}
-
 void Add(BenchVerdict* out, std::string_view reason, std::string detail) {
   const Reason* known = FindReason(reason);
-  for (const Reason& r : kBenchReasons) known = r.code == reason ? &r : known;
   TARE_CHECK(known != nullptr);
   out->findings.push_back({known->verdict, reason, std::move(detail)});
   if (Gravity(known->verdict) > Gravity(out->verdict)) {
@@ -149,7 +115,7 @@ void CheckLengths(const BenchResult& r, const std::vector<int64_t>& lens, int64_
     first = std::min(first, i);
   }
   if (wrong == 0) return;
-  Add(out, bench_reason::kWrongLength,
+  Add(out, reason::kWrongLength,
       fmt::format("{}: {} of {} requests do not have {} {} tokens; first request {} with {}",
                   r.name, wrong, lens.size(), required, what, first, lens[first]));
 }
@@ -160,18 +126,17 @@ void CheckOne(const BenchResult& r, const BenchRequirement& requirement, BenchVe
     return;
   }
   if (r.failed > 0 || r.completed != r.num_prompts || r.errors > 0) {
-    Add(out, bench_reason::kRequestsFailed,
+    Add(out, reason::kRequestsFailed,
         fmt::format("{}: {} of {} requests completed, {} failed, {} carry an error", r.name,
                     r.completed, r.num_prompts, r.failed, r.errors));
   }
   const auto n = static_cast<size_t>(r.num_prompts);
   if (r.input_lens.empty() && r.output_lens.empty() && r.ttfts.empty()) {
-    Add(out, bench_reason::kNoDetail,
-        fmt::format("{}: no input_lens, output_lens or ttfts", r.name));
+    Add(out, reason::kNoDetail, fmt::format("{}: no input_lens, output_lens or ttfts", r.name));
     return;
   }
   const auto inconsistent = [&](std::string what) {
-    Add(out, bench_reason::kResultInconsistent, r.name + ": " + std::move(what));
+    Add(out, reason::kResultInconsistent, r.name + ": " + std::move(what));
   };
   if (r.input_lens.size() != n || r.output_lens.size() != n || r.ttfts.size() != n ||
       (!r.latencies.empty() && r.latencies.size() != n) ||
@@ -215,7 +180,7 @@ void CheckCache(std::span<const BenchResult> results, const std::optional<CacheC
                 const std::optional<CacheCounters>& after, const BenchRequirement& requirement,
                 BenchVerdict* out) {
   if (!before || !after) {
-    Add(out, bench_reason::kCountersMissing, before ? "no snapshot after" : "no snapshot before");
+    Add(out, reason::kCountersMissing, before ? "no snapshot after" : "no snapshot before");
     return;
   }
   int64_t expected = 0, own = 0;
@@ -232,17 +197,17 @@ void CheckCache(std::span<const BenchResult> results, const std::optional<CacheC
   const int64_t queries = after->queries - before->queries;
   const int64_t hits = after->hits - before->hits;
   if (queries < 0 || hits < 0 || hits > queries) {
-    Add(out, bench_reason::kCountersDisagree,
+    Add(out, reason::kCountersDisagree,
         fmt::format("queries grew by {} and hits by {}: not one server's life", queries, hits));
     return;
   }
   if (queries != expected) {
-    Add(out, bench_reason::kCountersDisagree,
+    Add(out, reason::kCountersDisagree,
         fmt::format("the server looked up {} prompt tokens, the results and their warm-ups have {}",
                     queries, expected));
   }
   if (hits > own) {
-    Add(out, bench_reason::kWarmCache,
+    Add(out, reason::kWarmCache,
         fmt::format("{} of {} looked-up prompt tokens came from the prefix cache; warm-ups explain "
                     "at most {}",
                     hits, queries, own));
@@ -256,8 +221,6 @@ void CheckCache(std::span<const BenchResult> results, const std::optional<CacheC
 }
 
 }  // namespace
-
-std::span<const Reason> BenchReasons() { return kBenchReasons; }
 
 Result<BenchResult> ParseBenchResult(std::string_view json) {
   TARE_ASSIGN_OR_RETURN(Json root, ParseJson(json));
@@ -346,8 +309,7 @@ BenchVerdict JudgeBench(std::span<const BenchResult> results,
   for (int64_t c : requirement.concurrencies) {
     const bool there = std::any_of(results.begin(), results.end(),
                                    [&](const BenchResult& r) { return r.max_concurrency == c; });
-    if (!there)
-      Add(&out, bench_reason::kPointMissing, fmt::format("no result at concurrency {}", c));
+    if (!there) Add(&out, reason::kPointMissing, fmt::format("no result at concurrency {}", c));
   }
   CheckCache(results, before, after, requirement, &out);
   return out;
@@ -396,9 +358,7 @@ Result<ArmRecord> ParseArmRecord(std::string_view json) {
 BenchVerdict JudgePair(const ArmRecord& arm_a, const BenchResult& a, const ArmRecord& arm_b,
                        const BenchResult& b) {
   BenchVerdict out;
-  const auto invalid = [&](std::string what) {
-    Add(&out, bench_reason::kPairInvalid, std::move(what));
-  };
+  const auto invalid = [&](std::string what) { Add(&out, reason::kPairInvalid, std::move(what)); };
   if (arm_a.switch_name != arm_b.switch_name) {
     invalid(
         fmt::format("the arms name two switches, {} and {}", arm_a.switch_name, arm_b.switch_name));

@@ -20,10 +20,6 @@
 
 namespace tare::workflow {
 
-// Reason codes that only benchmark results give, beside those of base/reasons.h. One line each in
-// bench_reasons.inc; a test keeps the two tables apart.
-std::span<const Reason> BenchReasons();
-
 // The keys that are judged; others in the file are left alone.
 struct BenchResult {
   std::string name;  // for messages; the reader does not set it
@@ -62,7 +58,7 @@ struct BenchRequirement {
 
 struct BenchFinding {
   Verdict verdict = Verdict::kPass;
-  std::string_view reason;  // of BenchReasons(), or of base/reasons.h
+  std::string_view reason;  // of base/reasons.h
   std::string detail;
 };
 

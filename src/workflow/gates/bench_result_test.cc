@@ -237,13 +237,5 @@ TEST(BenchPairTest, ArmRecordsAreReadInFull) {
   EXPECT_FALSE(ParseArmRecord(root->dump()).ok());
 }
 
-TEST(BenchResultTest, ReasonsAreNotInTheBaseTable) {
-  for (const Reason& r : BenchReasons()) {
-    EXPECT_EQ(FindReason(r.code), nullptr) << r.code;
-    EXPECT_NE(r.verdict, Verdict::kPass);
-    EXPECT_FALSE(r.sentence.empty() || r.next.empty()) << r.code;
-  }
-}
-
 }  // namespace
 }  // namespace tare::workflow
