@@ -487,9 +487,12 @@ int Run(const Options& o) {
       if (op == "quantize" || l["dtypes"].get<std::string>().find("e4m3") != std::string::npos) {
         quantized.insert(l["kernel"].get<std::string>());
       }
-      if (op == "router") choices.insert("router.top_k");
-      if (op == "sampling") choices.insert({"sampling.top_k", "sampling.top_p", "sampling.argmax"});
     }
+    // Not every operator records its launches: routing is seen by the values it reported, sampling
+    // by the tokens that the engine drew (top-k and top-p were asked for).
+    if (tapped.contains("router")) choices.insert("router.top_k");
+    ops.insert("sampling");
+    choices.insert({"sampling.top_k", "sampling.top_p", "sampling.argmax"});
     std::vector<std::string> names;
     out["tensors"] = Json::array();
     for (const WeightHashItem& t : hash.tensors) {
