@@ -143,7 +143,7 @@ GateJudgement JudgeArms(const Json& evidence) {
   for (const auto& [name, value] : metrics) {
     j.Note(fmt::format("diagnostic-only, of the other system: {} = {:.6g}", name, value));
   }
-  if (question == "C3") j.Note("consistency inside one system; no trainer is compared");
+  if (question == "C3") j.Note("consistency inside one system only");
   j.Cover({.shape = {fmt::format("{} sequences, {} tokens", sequences.size(), t.common)},
            .topology = {"as recorded"},
            .dtype = {a.effective.empty() ? "unknown" : a.effective},
