@@ -97,43 +97,6 @@ Result<Dependency> ParseDepends(const State& state, const std::string& text) {
   return Dependency{*type, name.substr(0, equals), digest};
 }
 
-// Inputs, named dependencies and configuration keys, in the form that a run keeps.
-Result<std::vector<Dependency>> Dependencies(Env* env, const State& state,
-                                             const std::vector<std::string>& inputs,
-                                             const std::vector<std::string>& depends,
-                                             const std::vector<std::string>& config_keys) {
-  std::vector<Dependency> out;
-  for (const std::string& text : inputs) {
-    TARE_ASSIGN_OR_RETURN(Dependency d, ParseInput(env, text));
-    out.push_back(std::move(d));
-  }
-  for (const std::string& text : depends) {
-    TARE_ASSIGN_OR_RETURN(Dependency d, ParseDepends(state, text));
-    out.push_back(std::move(d));
-  }
-  if (state.config() != nullptr) {
-    const TaskConfig& config = state.config()->config;
-    if (config_keys.empty()) {
-      for (Dependency& d : config.SemanticDependencies()) out.push_back(std::move(d));
-    }
-    for (const std::string& key : config_keys) {
-      if (key == "none") continue;
-      if (FindKey(key) == nullptr) {
-        return InvalidArgument("--config-key {}: unknown; the nearest known one is {}",
-                               Printable(key), NearestKey(key));
-      }
-      out.push_back({DependencyType::kConfig, key, config.KeyDigest(key)});
-    }
-  }
-  std::set<std::string> seen;
-  for (const Dependency& d : out) {
-    if (!seen.insert(DependencyId(d.type, d.name)).second) {
-      return InvalidArgument("dependency {} is given twice", DependencyId(d.type, d.name));
-    }
-  }
-  return out;
-}
-
 // Resolved configuration of a run; its digest is the content ID: equal for equal runs anywhere.
 Result<std::string> RunConfig(Env* env, const State& state, const std::vector<std::string>& command,
                               const std::vector<Dependency>& dependencies) {
@@ -254,6 +217,15 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
   for (std::string& v : variables) envp.push_back(v.data());
   envp.push_back(nullptr);
   std::vector<std::string> words = options.command;
+  if (options.expand_out) {
+    const std::string out = AbsolutePath(run_dir) + "/out";
+    for (std::string& w : words) {
+      for (size_t at = w.find("{out}"); at != std::string::npos; at = w.find("{out}", at)) {
+        w.replace(at, 5, out);
+        at += out.size();
+      }
+    }
+  }
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
   const std::string executable = FindExecutable(options.command[0]);
@@ -346,6 +318,42 @@ Result<Ran> Spawn(Env* env, const RecordOptions& options, const std::string& run
 }
 
 }  // namespace
+
+Result<std::vector<Dependency>> ResolveDependencies(Env* env, const State& state,
+                                                    const std::vector<std::string>& inputs,
+                                                    const std::vector<std::string>& depends,
+                                                    const std::vector<std::string>& config_keys) {
+  std::vector<Dependency> out;
+  for (const std::string& text : inputs) {
+    TARE_ASSIGN_OR_RETURN(Dependency d, ParseInput(env, text));
+    out.push_back(std::move(d));
+  }
+  for (const std::string& text : depends) {
+    TARE_ASSIGN_OR_RETURN(Dependency d, ParseDepends(state, text));
+    out.push_back(std::move(d));
+  }
+  if (state.config() != nullptr) {
+    const TaskConfig& config = state.config()->config;
+    if (config_keys.empty()) {
+      for (Dependency& d : config.SemanticDependencies()) out.push_back(std::move(d));
+    }
+    for (const std::string& key : config_keys) {
+      if (key == "none") continue;
+      if (FindKey(key) == nullptr) {
+        return InvalidArgument("--config-key {}: unknown; the nearest known one is {}",
+                               Printable(key), NearestKey(key));
+      }
+      out.push_back({DependencyType::kConfig, key, config.KeyDigest(key)});
+    }
+  }
+  std::set<std::string> seen;
+  for (const Dependency& d : out) {
+    if (!seen.insert(DependencyId(d.type, d.name)).second) {
+      return InvalidArgument("dependency {} is given twice", DependencyId(d.type, d.name));
+    }
+  }
+  return out;
+}
 
 Result<std::string> HashPath(Env* env, const std::string& path) {
   TARE_ASSIGN_OR_RETURN(const FileInfo info, env->Stat(path));
@@ -474,8 +482,9 @@ Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::
     TARE_ASSIGN_OR_RETURN(const auto task, OpenWaiting(env, dir, actor));
     TARE_RETURN_IF_ERROR(task->MarkLostRuns().status());
     RunStart start;
-    TARE_ASSIGN_OR_RETURN(start.dependencies, Dependencies(env, task->state(), options.inputs,
-                                                           options.depends, options.config_keys));
+    TARE_ASSIGN_OR_RETURN(start.dependencies,
+                          ResolveDependencies(env, task->state(), options.inputs, options.depends,
+                                              options.config_keys));
     const std::string executable = FindExecutable(options.command[0]);
     if (executable.empty()) {
       return Error(Code::kNotFound, "{}: no such command", Printable(options.command[0]));
@@ -604,8 +613,9 @@ Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::s
   }
   TARE_ASSIGN_OR_RETURN(const auto task, OpenWaiting(env, dir, actor));
   RunStart start;
-  TARE_ASSIGN_OR_RETURN(start.dependencies, Dependencies(env, task->state(), options.inputs,
-                                                         options.depends, options.config_keys));
+  TARE_ASSIGN_OR_RETURN(start.dependencies,
+                        ResolveDependencies(env, task->state(), options.inputs, options.depends,
+                                            options.config_keys));
   start.step = options.step;
   start.kind = options.kind;
   start.parent = options.parent;

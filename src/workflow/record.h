@@ -31,7 +31,8 @@ struct RecordOptions {
   std::string conclude;  // "", "exit-status" (Tare's exit codes) or a path to a conclusion.json
   Scope scope;           // for "exit-status"
   int64_t heartbeat_s = 5;
-  bool quiet = false;  // do not pass the output on
+  bool quiet = false;       // do not pass the output on
+  bool expand_out = false;  // `{out}` in a word of the command is the path of TARE_OUT
 };
 struct RecordReport {
   std::string run_id;
@@ -57,6 +58,13 @@ struct AddOptions {
 };
 Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::string& actor,
                                   const AddOptions& options);
+
+// Inputs ("TYPE:PATH"), named dependencies ("TYPE:NAME=SHA256", "artifact:STEP/NAME") and keys of
+// task.toml (none: all with meaning; "none": none of them) in the form that a run keeps.
+Result<std::vector<Dependency>> ResolveDependencies(Env* env, const State& state,
+                                                    const std::vector<std::string>& inputs,
+                                                    const std::vector<std::string>& depends,
+                                                    const std::vector<std::string>& config_keys);
 
 // SHA-256 of a file; of a folder: of the sorted lines "<sha256>  <relative path>\n" of its plain
 // files. A link inside is an error.

@@ -33,6 +33,10 @@ constexpr std::array kAxes = {
     Axis{"cache-evicted", "C3-06", "combined", 1},
     Axis{"cache-dirty", "C3-06", "combined", 1},
     Axis{"process", "C3-09", "combined", 1},
+    // Welcome where they were run, asked of nobody.
+    Axis{"page", "C3-06", "combined", 0},
+    Axis{"priority", "C3-05", "combined", 0},
+    Axis{"threads", "C3-09", "combined", 0},
 };
 // Batch sizes that have to be among the conditions of the batch axis.
 constexpr std::array<int64_t, 6> kBatches = {2, 4, 8, 16, 32, 64};
@@ -118,6 +122,7 @@ void JudgeCell(Judging* j, const Cell& c, const Subject& subject) {
   // Batch size and fresh process prove themselves by what was submitted.
   const bool self_evident = c.axis == "prefill-decode" || c.axis == "process" ||
                             c.axis == "cache-cold" || c.axis == "reorder" ||
+                            FindAxis(c.axis)->least == 0 ||
                             (c.axis == "chunk" && c.condition == "full");
   j->Require(row, self_evident || c.needs_proof, reason::kConditionUnmet,
              fmt::format("{}: no counter shows that its condition occurred", c.Name()));
