@@ -311,7 +311,7 @@ class Judge10 {
       j_.Require("RL-13", f.file_class == want, reason::kUnlistedChange,
                  fmt::format("{} {}: classed {}, its path says {}", p.repository, f.path,
                              f.file_class, want));
-      j_.Require("RL-13", (want == "other") == (f.justification.size() >= 10),
+      j_.Require("RL-13", want == "other" ? f.justification.size() >= 10 : f.justification.empty(),
                  reason::kUnlistedChange,
                  fmt::format("{} {}: justification `{}`", p.repository, f.path, f.justification));
       for (const std::string_view ending : {".so", ".whl", ".pyc", ".bin", ".o", ".orig", ".rej"}) {

@@ -224,6 +224,9 @@ class Judge5 {
         "C5-02", kEntries.contains(e_.entry), reason::kSecondCopy,
         fmt::format("{} is no entry point of a trainer ({})", e_.entry, fmt::join(kEntries, ", ")));
     CheckIdentities(&j_, "C5-09", e_.subject, e_.rollout, e_.trainer);
+    j_.Require("C5-09", e_.rollout.prefix_caching == e_.trainer.prefix_caching,
+               reason::kIdentityDiffers,
+               "the two processes were configured with another prefix caching");
     j_.Require("C5-09", RecipeId(e_.contracts) == e_.trainer.contracts, reason::kIdentityDiffers,
                "the contract IDs are not those that the processes had in force");
     std::set<std::string> ran;
@@ -236,18 +239,26 @@ class Judge5 {
                    fmt::format("kernel {} was executed and stands in no inventory", kernel));
       }
     }
-    std::set<std::string> used;
+    // Kernels that only move bits, and those that sample, need no partner and no contract here.
+    std::map<std::string, std::set<std::string>> sides;
+    for (const auto& [side, list] :
+         {std::pair("rollout", &e_.rollout_kernels), std::pair("trainer", &e_.trainer_kernels)}) {
+      for (const std::string& kernel : *list) {
+        const auto it = e_.kernels.find(kernel);
+        if (it != e_.kernels.end()) sides[it->second].insert(side);
+      }
+    }
     for (const auto& [kernel, op] : e_.kernels) {
-      used.insert(op);
       j_.Require("C0-02", ran.contains(kernel), reason::kPathUnexecuted,
                  fmt::format("kernel {} stands in the inventory and was not executed", kernel));
-      if (op == "copy") continue;  // moves bits and computes nothing
+      if (op == "copy" || op == "sampling") continue;
       j_.Require("C5-09", e_.contracts.contains(op), reason::kInventoryIncomplete,
                  fmt::format("kernel {} computes {}, which has no contract", kernel, op));
     }
     for (const auto& [op, id] : e_.contracts) {
-      j_.Require("CHEAP-14", used.contains(op), reason::kPathUnexecuted,
-                 fmt::format("no executed kernel computes {}", op));
+      j_.Require("CHEAP-14", sides[op].size() == 2, reason::kPathUnexecuted,
+                 fmt::format("{} was executed by {}", op,
+                             sides[op].empty() ? "neither side" : *sides[op].begin() + " only"));
     }
   }
 
@@ -503,7 +514,7 @@ class Judge5 {
                "one decision is listed twice");
     for (const auto& [what, count] : d.flips) Flips(what, count, flips[what]);
     const bool stated = d.statement.find("masks set differences") != std::string::npos;
-    j_.Require("DISC-16", d.replayed == stated, reason::kReplayUnstated,
+    j_.Require("DISC-16", d.replayed ? stated : d.statement.empty(), reason::kReplayUnstated,
                d.replayed ? "the statement that replay masks set differences is missing"
                           : "a statement about replay stands where nothing was replayed");
   }

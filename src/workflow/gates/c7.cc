@@ -206,7 +206,7 @@ class Judge7 {
         Inputs(name, c);
         for (const Quantity& q : c.quantities) {
           names.push_back(q.name);
-          Judge("C7-03", fmt::format("{} {}", c.where, q.name), name, q, true);
+          Judge("C7-03", fmt::format("{} {}", c.where, q.name), name, q);
         }
         j_.Require("C7-03", !c.quantities.empty(), reason::kInventoryIncomplete,
                    fmt::format("{}: no gradient was compared", c.where));
@@ -247,7 +247,7 @@ class Judge7 {
 
   // C7-05, C7-10: what it says must follow from the two words.
   void Judge(std::string_view row, const std::string& where, std::string_view layer,
-             const Quantity& q, bool gradient) {
+             const Quantity& q) {
     ++quantities_;
     j_.Require("C7-10",
                q.equal + q.differ == q.elements && q.worst_index < q.elements &&
@@ -259,10 +259,8 @@ class Judge7 {
                     fmt::format("{}: {} elements", where, q.non_finite))) {
       return;
     }
-    if (gradient) {
-      j_.Require("BWD-02", !q.all_zero, reason::kGradientNotMeaningful,
-                 fmt::format("{}: all {} elements are zero", where, q.elements));
-    }
+    j_.Require("BWD-02", !q.all_zero, reason::kGradientNotMeaningful,
+               fmt::format("{}: all {} elements are zero", where, q.elements));
     const Tolerance* tolerance = nullptr;
     for (const Tolerance& t : e_.tolerances) {
       if (t.id == q.tolerance && t.layer == layer) tolerance = &t;
@@ -316,7 +314,7 @@ class Judge7 {
       std::vector<std::string> names;
       for (const Quantity& q : *list) {
         names.push_back(q.name);
-        Judge("C7-03", fmt::format("{} {}", what, q.name), "step", q, false);
+        Judge("C7-03", fmt::format("{} {}", what, q.name), "step", q);
       }
       Complete("C7-03", what, names);
     }

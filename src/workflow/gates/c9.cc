@@ -271,6 +271,16 @@ class Judge9 {
                    fmt::format("{}: the recipe has no key {}", part, key));
       }
     }
+    // A key that the review does not cover must be one that moves nothing.
+    std::map<std::string, int> covered;
+    for (const auto& [part, keys] : e_.six) {
+      for (const std::string& key : keys) ++covered[key];
+    }
+    for (const auto& [key, value] : e_.formal) {
+      if (RecipeKeyClass(key) == "path") continue;
+      j_.Require("C9-04", covered[key] == 1, reason::kInventoryIncomplete,
+                 fmt::format("{} stands in {} parts of the review", key, covered[key]));
+    }
     j_.Require("C9-04", parts == kSix, reason::kInventoryIncomplete,
                fmt::format("the review covers {}; {} are wanted", fmt::join(parts, ", "),
                            fmt::join(kSix, ", ")));

@@ -206,7 +206,12 @@ SideIdentity ReadIdentity(const Field& field, std::string side) {
   id.switch_name = at.At("name").Str();
   id.switch_at_start = at.At("at_start").Text();
   id.switch_effective = at.At("effective").Int(0, 1);
-  id.workers = at.At("workers").Ints(0, 1, 1);
+  const Field workers = at.At("workers");
+  id.workers = workers.Ints(0, 1, 1);
+  const int64_t count = at.At("worker_count").Int(1, 1 << 20);
+  if (static_cast<int64_t>(id.workers.size()) != count) {
+    workers.Malformed(fmt::format("speaks of {} workers, there are {}", id.workers.size(), count));
+  }
   id.profile = field.At("profile").Str();
   id.device = field.At("device").Str();
   id.driver = field.At("driver").Str();

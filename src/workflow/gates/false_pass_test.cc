@@ -368,8 +368,8 @@ TEST(FalsePassTest, Delivery) {
        [&](Json& d) {
          arms(d, [](Json& arm) {
            arm["output_tokens"] = arm["output_tokens"].get<int64_t>() - 3;
-           arm["output_throughput_milli"] = std::llround(arm["output_tokens"].get<double>() /
-                                                         arm["duration_us"].get<double>() * 1e9);
+           arm["output_throughput_micro"] = std::llround(arm["output_tokens"].get<double>() /
+                                                         arm["duration_us"].get<double>() * 1e12);
          });
        },
        Verdict::kRefused, reason::kWrongLength, "C1-10"},

@@ -69,7 +69,8 @@ Json IdentityOf(const Json& side, bool rollout, const Json& runtime, bool prefix
   out["switch"] = {{"name", "VLLM_BATCH_INVARIANT"},
                    {"at_start", start},
                    {"effective", effective},
-                   {"workers", Json::array({effective})}};
+                   {"workers", Json::array({effective})},
+                   {"worker_count", 1}};
   out["profile"] = side.at("profile");
   out["device"] = rollout ? side.at("device") : Json("cpu");
   out["driver"] = runtime.at("driver");

@@ -33,7 +33,7 @@ BenchArm ReadArm(const Field& f) {
   a.served_before = f.At("served_before").Int(0, kMax);
   a.loaded_samples = f.At("loaded_samples").Int(0, kMax);
   a.duration_us = f.At("duration_us").Int(1, kMax);
-  a.throughput_milli = f.At("output_throughput_milli").Int(1, kMax);
+  a.throughput_micro = f.At("output_throughput_micro").Int(1, kMax);
   return a;
 }
 
@@ -203,11 +203,11 @@ class PairingJudge {
                     fmt::format("{}: image {}, commits {}, node {}", where, a.image.substr(0, 19),
                                 a.commits.substr(0, 12), a.node)) &&
          ok;
-    const double milli = Throughput(a) * 1e9;
-    ok = j_.Require("C10-12", std::fabs(milli - static_cast<double>(a.throughput_milli)) <= 1.0,
+    const double micro = Throughput(a) * 1e12;
+    ok = j_.Require("C10-12", std::fabs(micro - static_cast<double>(a.throughput_micro)) <= 1.0,
                     reason::kResultInconsistent,
                     fmt::format("{}: throughput {} is reported, tokens and time give {:.0f}", where,
-                                a.throughput_milli, milli)) &&
+                                a.throughput_micro, micro)) &&
          ok;
     return ok && a.output_tokens > 0;
   }

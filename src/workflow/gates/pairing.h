@@ -15,7 +15,7 @@ struct BenchArm {
   std::string switch_value, kernels, image, commits, workload, node;
   int64_t requests = 0, completed = 0, failed = 0, input_tokens = 0, output_tokens = 0;
   int64_t cache_hits = 0, served_before = 0, loaded_samples = 0, duration_us = 0;
-  int64_t throughput_milli = 0;  // output tokens per 1000 s
+  int64_t throughput_micro = 0;  // output tokens in 1e6 s
 };
 struct BenchPair {
   std::string order;  // "off first", "on first"
