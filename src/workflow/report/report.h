@@ -30,8 +30,8 @@ struct Acceptance {
   std::string name;
   std::string asks;  // which evidence at which steps
   Verdict verdict = Verdict::kNotCovered;
-  std::string reason, detail;
-  std::vector<Source> sources;  // runs that it rests on; empty when there is none
+  std::string reason = {}, detail = {};
+  std::vector<Source> sources = {};  // runs that it rests on; empty when there is none
 };
 
 struct EvidenceLine {
