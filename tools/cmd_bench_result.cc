@@ -6,6 +6,7 @@
 
 #include "base/env.h"
 #include "base/json.h"
+#include "base/reasons.h"
 #include "tools/command.h"
 #include "workflow/gates/bench_result.h"
 
@@ -32,8 +33,8 @@ int Show(const workflow::BenchVerdict& verdict, bool json) {
   fmt::print("{}{}{}\n", VerdictName(verdict.verdict), verdict.reason.empty() ? "" : " ",
              verdict.reason);
   for (const auto& f : verdict.findings) fmt::print("  {}: {}\n", f.reason, f.detail);
-  for (const Reason& r : workflow::BenchReasons()) {
-    if (r.code == verdict.reason) fmt::print("  {}\n  next: {}\n", r.sentence, r.next);
+  if (const Reason* r = FindReason(verdict.reason)) {
+    fmt::print("  {}\n  next: {}\n", r->sentence, r->next);
   }
   for (const std::string& note : verdict.notes) fmt::print("  note: {}\n", note);
   if (verdict.ratio) fmt::print("  output throughput, second over first: {:.6f}\n", *verdict.ratio);

@@ -14,6 +14,7 @@
 #include "models/score.h"
 #include "numerics/fp_environment.h"
 #include "rl/loop.h"
+#include "tensor/checkpoint.h"
 #include "tensor/logprobs.h"
 #include "tools/command.h"
 #include "trainer/trainer.h"

@@ -51,7 +51,6 @@ class LoopTest : public testing::Test {
     LaunchOptions o;
     o.executable = std::string(TARE_BINARY_DIR) + "/tare";
     o.out = (*root_ / name).string();
-    o.quiet = true;
     o.limit_seconds = 120;
     return o;
   }

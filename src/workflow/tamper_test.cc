@@ -421,8 +421,9 @@ TEST(Tamper, ASignOffForgedWithEveryDigestMadeAgainIsSeenByBothVerifiers) {
         << (report->findings.empty()
                 ? ""
                 : report->findings[0].reason + " " + report->findings[0].message);
-    if (!cases[i].pass && !report->findings.empty())
+    if (!cases[i].pass && !report->findings.empty()) {
       EXPECT_EQ(report->findings[0].reason, reason::kSignatureFailed) << cases[i].name;
+    }
     ours += static_cast<char>('0' + ExitCode(report->verdict));
     directories += " " + at;
   }

@@ -168,8 +168,12 @@ class Collector {
       return std::nullopt;
     }
     const std::string path = JoinPath(view_.dir, artifact.path);
-    auto bytes = CheckPlainFile(env_, path).ok() ? env_->ReadFile(path)
-                                                 : Result<std::string>(NotFound("no plain file"));
+    Result<std::string> bytes = std::string();
+    if (const Status plain = CheckPlainFile(env_, path); plain.ok()) {
+      bytes = env_->ReadFile(path);
+    } else {
+      bytes = plain;
+    }
     if (!bytes.ok() || Hex(Sha256Of(*bytes)) != artifact.sha256) {
       out_->skipped.push_back(
           fmt::format("{}: {}", artifact.path,
