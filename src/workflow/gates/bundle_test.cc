@@ -25,6 +25,11 @@ struct Harmless {
 };
 constexpr Harmless kHarmless[] = {
     {"C5/decisions/choices/*/where", "a name of the place, for people"},
+    {"C5/paths/rollout/sequences/0/bits/1", "the masked token: its logprob is in no comparison"},
+    {"C8/loop/versions/*/paths/*/sequences/0/bits/1", "the masked token, as in C5"},
+    {"C10/loop/versions/*/paths/*/sequences/0/bits/1", "the masked token, as in C5"},
+    {"C10/pairing/points/*/pairs/*/*/output_throughput_micro",
+     "one millionth of a token a second: inside the rounding of its recomputation"},
     {"C6/modules/*/rationale", "free text"},
     {"C7/layers/*/*/where", "a name of the case, for people"},
     {"C7/layers/operator/*/quantities/*/name", "a name of the gradient, for people"},
