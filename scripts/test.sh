@@ -6,11 +6,10 @@
 #   build     release preset; the CUDA part too where nvcc is found (compile and link)
 #   cpu       every test with the label cpu or multi_rank, the guides' examples among them
 #   demo      the main job on MINI, offline; the tutorial's commands as they stand
-#   sanitize  address and undefined sanitizers over the rooms that read hostile bytes, each fuzzer
-#             for a few seconds
 #
-# test.sh --sanitize runs that part alone; test.sh --slow the label `slow`, whose dated results are in
-# docs/results/.
+# test.sh --sanitize runs address and undefined sanitizers over the rooms that read hostile bytes and
+# each fuzzer for a few seconds; it is not part of the plain run yet. test.sh --slow runs the label
+# `slow`, whose dated results are in docs/results/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 passed=0 failed=0 skipped=0
@@ -116,8 +115,6 @@ fresh=$(mktemp -d)
 run_check "tare demo --model mini" build/release/tare demo --model mini --out "$fresh/demo"
 rm -rf "$fresh"
 run_check "docs/tutorial.md" tools/run_guide.py --tare build/release/tare docs/tutorial.md
-
-sanitize
 
 note "done"
 finish
