@@ -29,7 +29,7 @@ template <typename T>
 Tensor Make(DType dtype, Shape shape, const std::vector<T>& values) {
   Tensor t = Tensor::Allocate(dtype, std::move(shape)).value();
   EXPECT_EQ(t.size_bytes(), static_cast<int64_t>(values.size() * sizeof(T)));
-  std::memcpy(t.mutable_data(), values.data(), values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(t.mutable_data(), values.data(), values.size() * sizeof(T));
   return t;
 }
 Tensor F32(Shape shape, const std::vector<float>& values) {
