@@ -71,8 +71,9 @@ void JudgeRound(Judging* j, const Tuning& t, const TuningCell& cell, const Tunin
                 int64_t context_length) {
   const auto lengths = [&](const char* what, const std::vector<int64_t>& got, int64_t want) {
     const auto wrong = std::find_if(got.begin(), got.end(), [&](int64_t n) { return n != want; });
+    // The sentence is made whether it is needed or not: there may be no wrong one to name.
     j->Require("C1-10", !got.empty() && wrong == got.end(), reason::kWrongLength,
-               got.empty()
+               wrong == got.end()
                    ? fmt::format("cell {}: no request has a counted {} length", cell.id, what)
                    : fmt::format("cell {}: a request has {} {} tokens, {} were planned", cell.id,
                                  *wrong, what, want));
