@@ -275,17 +275,19 @@ class Matrix {
   Status Cell(const char* axis, const std::string& condition, const Scene& scene,
               const char* proof = nullptr, const Counter& counter = nullptr, int64_t least = 1) {
     const int64_t before = counter ? counter(Settled().scheduler) : 0;
-    TARE_ASSIGN_OR_RETURN(const std::vector<Bits> got, Play(scene));
     InvarianceCell cell{.axis = axis, .condition = condition};
-    for (int v = 0; v < kVictims; ++v) {
-      if (v == scene.without) continue;
-      const Bits& g = got[static_cast<size_t>(v)];
-      const std::string who = fmt::format("victim {}", v);
-      Compare(&cell, who, reference_[v].tokens, reference_[v].raw, g.tokens, g.raw);
-      if (g.processed != reference_[v].processed && g.raw == reference_[v].raw) {
-        cell.mismatches++;
-        cell.first = who + ": the processed logprobs differ";
-      }
+    // Preempted and mixed steps need requests that meet, which a fast model may not let happen: the
+    // scene is played again, and whatever is compared on the way counts.
+    const bool by_chance =
+        counter && (axis == std::string_view("preemption") || axis == std::string_view("mixed"));
+    for (int tries = by_chance ? 7 : 0; tries > 0; --tries) {
+      TARE_ASSIGN_OR_RETURN(const std::vector<Bits> got, Play(scene));
+      CompareVictims(&cell, scene, got);
+      if (cell.mismatches > 0 || counter(Settled().scheduler) - before >= least) break;
+    }
+    if (!by_chance) {
+      TARE_ASSIGN_OR_RETURN(const std::vector<Bits> got, Play(scene));
+      CompareVictims(&cell, scene, got);
     }
     bool proven = true;
     if (counter) {
@@ -296,6 +298,18 @@ class Matrix {
     }
     Close(std::move(cell), proven);
     return Ok();
+  }
+  void CompareVictims(InvarianceCell* cell, const Scene& scene, const std::vector<Bits>& got) {
+    for (int v = 0; v < kVictims; ++v) {
+      if (v == scene.without) continue;
+      const Bits& g = got[static_cast<size_t>(v)];
+      const std::string who = fmt::format("victim {}", v);
+      Compare(cell, who, reference_[v].tokens, reference_[v].raw, g.tokens, g.raw);
+      if (g.processed != reference_[v].processed && g.raw == reference_[v].raw) {
+        cell->mismatches++;
+        cell->first = who + ": the processed logprobs differ";
+      }
+    }
   }
   // Sequences that sampled in one step, from the trace: the head's calls have a row for each.
   int64_t WidestStep() {
