@@ -280,21 +280,17 @@ class Matrix {
     // scene is played again, and whatever is compared on the way counts.
     const bool by_chance =
         counter && (axis == std::string_view("preemption") || axis == std::string_view("mixed"));
-    for (int tries = by_chance ? 7 : 0; tries > 0; --tries) {
+    int64_t seen = 0;
+    for (int left = by_chance ? 7 : 1; left > 0; --left) {
       TARE_ASSIGN_OR_RETURN(const std::vector<Bits> got, Play(scene));
       CompareVictims(&cell, scene, got);
-      if (cell.mismatches > 0 || counter(Settled().scheduler) - before >= least) break;
+      if (counter) seen = counter(Settled().scheduler) - before;
+      if (cell.mismatches > 0 || seen >= least) break;
     }
-    if (!by_chance) {
-      TARE_ASSIGN_OR_RETURN(const std::vector<Bits> got, Play(scene));
-      CompareVictims(&cell, scene, got);
-    }
-    bool proven = true;
+    const bool proven = !counter || seen >= least;
     if (counter) {
-      const int64_t seen = counter(Settled().scheduler) - before;
       cell.proof[proof] = seen;
       cell.proof["at_least"] = least;
-      proven = seen >= least;
     }
     Close(std::move(cell), proven);
     return Ok();
