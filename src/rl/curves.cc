@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "rl/html_report.h"
+#include "base/html.h"
 
 namespace tare::rl {
 namespace {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/html.h"
 #include "base/reasons.h"
 
 namespace tare::rl {
@@ -208,29 +209,6 @@ std::string Run(const ReportRun& run) {
 }
 
 }  // namespace
-
-std::string HtmlEscape(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
 
 std::string HtmlReport(const ReportInput& input) {
   std::string html =

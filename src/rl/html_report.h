@@ -34,6 +34,5 @@ struct ReportInput {
 };
 
 std::string HtmlReport(const ReportInput& input);
-std::string HtmlEscape(std::string_view text);
 
 }  // namespace tare::rl

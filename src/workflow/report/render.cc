@@ -6,32 +6,12 @@
 #include <array>
 #include <cmath>
 
+#include "base/html.h"
 #include "base/json.h"
 
 namespace tare::workflow {
 
-std::string HtmlText(std::string_view text) {
-  std::string out;
-  for (const char c : Printable(text)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
+std::string HtmlText(std::string_view text) { return HtmlEscape(Printable(text)); }
 
 std::string NumberText(double value) {
   if (value == std::floor(value) && std::abs(value) < 1e9) {
