@@ -2,6 +2,7 @@
 
   ledger_agree.py VERIFY_MIN flips DIR MASK STRIDE   one digit (exit status) per flipped byte, files
                                                     in sorted order
+  ledger_agree.py VERIFY_MIN cuts DIR PATH STRIDE    one digit per cut of PATH (below DIR)
   ledger_agree.py VERIFY_MIN dirs DIR...             one digit per directory
 """
 import importlib.util
@@ -26,6 +27,13 @@ if sys.argv[2] == "dirs":
         kept = directory + ".checkpoint"
         text = open(kept, encoding="utf-8").read() if os.path.exists(kept) else None
         sys.stdout.write(status(directory, text))
+elif sys.argv[2] == "cuts":
+    root, path, stride = sys.argv[3], os.path.join(sys.argv[3], sys.argv[4]), int(sys.argv[5])
+    data = open(path, "rb").read()
+    for cut in range(0, len(data), stride):
+        open(path, "wb").write(data[:cut])
+        sys.stdout.write(status(root))
+    open(path, "wb").write(data)
 else:
     root, mask, stride = sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
     paths = sorted(os.path.join(at, name) for at, _, names in os.walk(root) for name in names)

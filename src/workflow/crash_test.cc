@@ -14,6 +14,7 @@
 #include "base/fault_env.h"
 #include "workflow/index.h"
 #include "workflow/record.h"
+#include "workflow/testing_agree.h"
 #include "workflow/testing_task.h"
 #include "workflow/verify.h"
 
@@ -102,6 +103,7 @@ void CrashEverywhere(bool tear_renames) {
     total = env.steps();
   }
   int64_t restarts = 0;
+  SecondVerifier second;
   for (int64_t step = 0; step <= total; ++step) {
     FaultEnv env;
     env.TearRenames(tear_renames);
@@ -125,7 +127,9 @@ void CrashEverywhere(bool tear_renames) {
           if (std::find(set.begin(), set.end(), i) == set.end()) return FaultEnv::kAll;
           return half ? op.bytes.size() / 2 : 0;
         });
-        CheckRestart(restarted.get(), acknowledged, fmt::format("step {} of {}", step, total));
+        const std::string where = fmt::format("step {} of {}", step, total);
+        second.Add(restarted.get(), where);
+        CheckRestart(restarted.get(), acknowledged, where);
         ++restarts;
         if (::testing::Test::HasFatalFailure()) return;
       }
@@ -133,6 +137,9 @@ void CrashEverywhere(bool tear_renames) {
     CheckRestart(env.CrashLosingAll().get(), acknowledged, fmt::format("step {}, all lost", step));
     ++restarts;
   }
+  second.Check();
+  EXPECT_GT(second.Count('0'), 0u);
+  EXPECT_GT(second.Count('2'), 0u);
   std::printf("%lld restarts over %lld steps\n", static_cast<long long>(restarts),
               static_cast<long long>(total));
 }
@@ -148,15 +155,51 @@ TEST(Crash, DiskFullAtEverySize) {
     Live(&env, &acknowledged);
     for (const TreeEntry& e : *ListTree(&env, "t")) used += e.info.size_bytes;
   }
+  SecondVerifier second;
   for (uint64_t bytes = 0; bytes < used; bytes += 97) {
     FaultEnv env;
     env.SetDiskBytes(bytes);
     std::vector<std::string> acknowledged;
     Live(&env, &acknowledged);
     env.SetDiskBytes(UINT64_MAX);
+    second.Add(&env, fmt::format("disk of {} bytes", bytes));
     CheckRestart(&env, acknowledged, fmt::format("disk of {} bytes", bytes));
     if (HasFatalFailure()) return;
   }
+  second.Check();
+}
+
+// A file of a small task cut at every byte: `tare verify` gives one digit a cut, the second
+// verifier the same. The log's own cuts are torn tails, whole shorter logs or no task at all.
+TEST(Crash, BothVerifiersSeeEveryCut) {
+  TempDir dir;
+  TestEnv env;
+  BuildSmallTask(&env, dir / "t");
+  auto view = ReadTask(&env, dir / "t");
+  std::vector<std::pair<std::string, size_t>> files = {{"events.jsonl", 41}, {"task.toml", 61}};
+  for (const ArtifactRecord& a : view->state.artifacts) {
+    if (a.role != Role::kRaw) continue;
+    files.emplace_back(a.path, 1);
+    files.emplace_back(a.path + ".intoto.jsonl", 61);
+    break;
+  }
+  files.emplace_back(view->state.signoffs.back().signature_path, 7);
+  files.emplace_back("C1/index.md", 17);
+  for (const auto& [path, stride] : files) {
+    const std::string full = dir / ("t/" + path);
+    const std::string bytes = *env.ReadFile(full);
+    std::string ours;
+    for (size_t cut = 0; cut < bytes.size(); cut += stride) {
+      ASSERT_TRUE(env.WriteFileAtomic(full, std::string_view(bytes).substr(0, cut)).ok());
+      ours += OwnStatus(&env, dir / "t");
+    }
+    ASSERT_TRUE(env.WriteFileAtomic(full, bytes).ok());
+    const std::string theirs =
+        RunTool(PythonCommand(fmt::format("cuts {} {} {} 2>/dev/null", dir / "t", path, stride)));
+    EXPECT_EQ(theirs, ours) << path;
+    EXPECT_EQ(ours.find('0'), std::string::npos) << path << " cut and passed";
+  }
+  EXPECT_EQ(OwnStatus(&env, dir / "t"), '0');
 }
 
 TEST(Crash, AnArtifactCutAtEveryByteIsSeen) {
@@ -259,6 +302,8 @@ void KillMany(int kills) {
     ASSERT_NE(report->verdict, Verdict::kFail)
         << report->findings[0].reason << " " << report->findings[0].where << " "
         << report->findings[0].message;
+    EXPECT_EQ(RunTool(PythonCommand("dirs " + dir / "t")),
+              std::string(1, static_cast<char>('0' + ExitCode(report->verdict))));
     auto view = ReadTask(&env, dir / "t");
     acknowledged = lost = 0;
     for (size_t at = 0; at + 37 <= known.size(); at += 37) {

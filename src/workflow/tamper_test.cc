@@ -12,6 +12,7 @@
 
 #include "base/reasons.h"
 #include "workflow/archive.h"
+#include "workflow/testing_agree.h"
 #include "workflow/testing_task.h"
 #include "workflow/verify.h"
 
@@ -19,22 +20,6 @@ namespace tare::workflow {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string ReadAll(FILE* pipe) {
-  std::string out;
-  char buffer[4096];
-  while (size_t n = std::fread(buffer, 1, sizeof(buffer), pipe)) out.append(buffer, n);
-  ::pclose(pipe);
-  return out;
-}
-
-std::string RunTool(const std::string& command) { return ReadAll(::popen(command.c_str(), "r")); }
-
-std::string PythonCommand(const std::string& arguments) {
-  return "python3 " TARE_SOURCE_DIR "/tests/ledger_agree.py " TARE_SOURCE_DIR
-         "/tools/verify_min.py " +
-         arguments;
-}
 
 VerifyOptions OneThread() {
   VerifyOptions options;

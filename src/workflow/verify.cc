@@ -178,7 +178,8 @@ class Verifier {
     }
     const ConfigRecord* config = state_.config();
     if (config == nullptr) {
-      if (!state_.task_id.empty()) {
+      // A torn tail may be this very record: a crash during init, which acknowledged nothing.
+      if (!state_.task_id.empty() && log_.scan.torn.empty()) {
         Add(reason::kConfigUnrecorded, kTaskFile, "the log holds no configuration");
       }
       return;
