@@ -137,6 +137,8 @@ TEST(WeightHash, EveryPartCounts) {
     return HashOfItems(items).value();
   };
   const auto base = hash({{"a", t}, {"b", t}});
+  // By a few lines of Python from docs/formats/weight_hash.md; `t` holds zeros.
+  EXPECT_EQ(Hex(base), "a86d3f10ac03d07df75f1a3a985b8e9f600e53ee619f7c7a7fa48eb86b78d456");
   EXPECT_EQ(base, hash({{"b", t}, {"a", t}}));
   Tensor flipped = t.Clone().value();
   flipped.mutable_as<uint16_t>()[5] = 0x8000;
