@@ -134,6 +134,23 @@ TEST(TensorDiff, EveryKindHasItsOwnReason) {
   EXPECT_EQ(Diff({{"x", x}, {"x", x}}, {{"x", x}}).verdict, Verdict::kRefused);
 }
 
+TEST(TensorDiff, AMaskOverLeadingDimensionsCoversTheWholeRow) {
+  const Tensor mask = U8({2, 2}, {1, 0, 0, 1});
+  const auto diff = [&](const std::vector<float>& b) {
+    return Diff({{"x", F32({2, 2, 3}, std::vector<float>(12, 1.0f))}, {"m", mask}},
+                {{"x", F32({2, 2, 3}, b)}, {"m", mask}}, {.mask = "m"});
+  };
+  // Every element of the two masked rows differs, and none of the others.
+  Report r = diff({1, 1, 1, 7, 8, 9, 7, 8, 9, 1, 1, 1});
+  EXPECT_EQ(r.verdict, Verdict::kPass);
+  EXPECT_EQ(r.units[0].counts.compared, 6);
+  EXPECT_EQ(r.units[0].counts.masked, 6);
+  r = diff({1, 1, 1, 7, 8, 9, 7, 8, 9, 1, 1, 2});  // the last element of the last valid row
+  EXPECT_EQ(r.verdict, Verdict::kFail);
+  EXPECT_EQ(r.units[0].counts.mismatches, 1);
+  EXPECT_EQ(r.units[0].first_coordinate, (std::vector<int64_t>{1, 1, 2}));
+}
+
 TEST(TensorDiff, MasksThatDoNotFitAreRefused) {
   const Tensor x = F32({2}, {1, 2});
   const auto refused = [&](const Tensors& a, const Tensors& b) {
