@@ -147,6 +147,53 @@ void CrashEverywhere(bool tear_renames) {
 TEST(Crash, AtEveryStepLosingUpToThreeUnsyncedWrites) { CrashEverywhere(false); }
 TEST(Crash, TheSameWithoutAtomicRename) { CrashEverywhere(true); }
 
+// The recovery of a torn log dies too, at every step: the next one must find the same events. The
+// tails are what a crash leaves; the last one, longer than the line that replaces it, ends in a
+// newline without the NUL that marks it, if only its front is written over.
+TEST(Crash, DuringTheRecoveryItself) {
+  const std::string tails[] = {"{\"seq\":6", std::string("abc\0\0\n", 6),
+                               std::string("\0", 1) + std::string(900, 'x') + "\n"};
+  int64_t restarts = 0;
+  for (const std::string& tail : tails) {
+    const auto torn = [&](std::vector<std::string>* acknowledged) {
+      auto env = std::make_unique<FaultEnv>();
+      Live(env.get(), acknowledged);
+      auto file = env->OpenWritable("t/events.jsonl", Env::Mode::kAppend);
+      EXPECT_TRUE((*file)->Append(tail).ok() && (*file)->Sync().ok());
+      file->reset();
+      return env;
+    };
+    const auto recover = [](FaultEnv* env) {
+      auto task = Task::Open(env, "t", "bob");
+      if (task.ok()) (void)(*task)->Refuse("x", "no-evidence", "in the recovery");
+    };
+    std::vector<std::string> acknowledged;
+    auto whole = torn(&acknowledged);
+    const int64_t begin = whole->steps();
+    recover(whole.get());
+    const int64_t end = whole->steps();
+    ASSERT_GT(end, begin + 5);
+    for (int64_t step = begin; step <= end; ++step) {
+      std::vector<std::string> known;
+      auto env = torn(&known);
+      env->CrashAtStep(step);
+      recover(env.get());
+      const size_t n = env->pending().size();
+      for (size_t subset = 0; subset < size_t{1} << std::min<size_t>(n, 6); ++subset) {
+        for (const size_t kept : {size_t{0}, size_t{1}, size_t{100}}) {
+          size_t i = 0;
+          auto restarted = env->Crash(
+              [&](const FaultEnv::Pending&) { return subset >> i++ & 1 ? kept : FaultEnv::kAll; });
+          CheckRestart(restarted.get(), known, fmt::format("tail {} step {}", tail.size(), step));
+          ++restarts;
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+  std::printf("%lld restarts\n", static_cast<long long>(restarts));
+}
+
 TEST(Crash, DiskFullAtEverySize) {
   uint64_t used = 0;
   {
