@@ -1,7 +1,11 @@
 #include "ops/attention/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <deque>
+#include <memory>
 #include <vector>
 
 #include "numerics/fp.h"
@@ -98,13 +102,86 @@ Params NativeParams(Params p, const Args& a) {
   return p;
 }
 
+// A piece of work of the forward: some rows of a run for one KV head; or, of a run of one row, one
+// split.
 struct Block {
   const Run* run;
   int64_t kv_head;
   int64_t flat0;
   int64_t lanes;
-  int64_t keys;  // cost
+  int64_t cost;
+  int64_t split = -1;  // decode: this one; else -1
+  size_t decode = 0;   // and whose
 };
+
+// The splits of one row and KV head. Whoever finishes the last one joins them, in order.
+struct Decode {
+  int64_t first_split, splits;
+  float* sums;  // splits x DecodeSplitFloats
+  std::atomic<int64_t> left;
+};
+
+void ForwardFast(const Ctx& ctx, const Params& p, const Args& a, bool sm90) {
+  const int64_t group = p.q_heads / p.kv_heads;
+  const bool decodes = !sm90 && p.dtype != DType::kF16;
+  std::vector<Block> blocks;
+  std::deque<Decode> decode;  // an atomic does not move
+  int64_t floats = 0;
+  for (const Run& run : a.runs) {
+    if (decodes && run.q_rows == 1) {
+      const int64_t low = p.window == 0 ? 0 : std::max<int64_t>(0, run.position - p.window + 1);
+      const int64_t first = low / p.kv_split, count = run.position / p.kv_split + 1 - first;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t split = first + i;
+        const int64_t keys = std::min((split + 1) * p.kv_split, run.position + 1) -
+                             std::max(split * p.kv_split, low);
+        // The heads of a split side by side: their keys lie in the same pages.
+        for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
+          blocks.push_back(
+              {&run, kv, 0, group, keys * group, split, decode.size() + static_cast<size_t>(kv)});
+        }
+      }
+      for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
+        decode.emplace_back(first, count, nullptr, count);
+        floats += count * DecodeSplitFloats(p);
+      }
+      continue;
+    }
+    const int64_t flat = run.q_rows * group;
+    for (int64_t f = 0; f < flat; f += kMaxLanes) {
+      const int64_t lanes = std::min(kMaxLanes, flat - f);
+      const int64_t last = run.position + (f + lanes - 1) / group + 1;
+      for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
+        blocks.push_back({&run, kv, f, lanes,
+                          (p.window == 0 ? last : std::min(last, p.window + lanes)) * lanes});
+      }
+    }
+  }
+  const std::unique_ptr<float, void (*)(void*)> sums(
+      floats == 0 ? nullptr
+                  : static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(floats) * 4)),
+      std::free);
+  float* next = sums.get();
+  for (Decode& d : decode) {
+    d.sums = next;
+    next += d.splits * DecodeSplitFloats(p);
+  }
+  // The longest first, so that threads end together.
+  std::stable_sort(blocks.begin(), blocks.end(),
+                   [](const Block& x, const Block& y) { return x.cost > y.cost; });
+  ctx.pool->ParallelFor(static_cast<int64_t>(blocks.size()), [&](int64_t i) {
+    const Block& b = blocks[static_cast<size_t>(i)];
+    if (b.split < 0) {
+      ForwardBlock(p, a, *b.run, b.kv_head, b.flat0, b.lanes, sm90);
+      return;
+    }
+    Decode& d = decode[b.decode];
+    DecodeSplit(p, a, *b.run, b.kv_head, b.split,
+                d.sums + (b.split - d.first_split) * DecodeSplitFloats(p));
+    if (d.left.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      DecodeJoin(p, a, *b.run, b.kv_head, d.splits, d.sums);
+  });
+}
 
 }  // namespace
 
@@ -203,30 +280,7 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
     kernel = "attention_fwd_plain";
     TARE_RETURN_IF_ERROR(PlainForward(ctx, params, a));
   } else {
-    const int64_t group = p.q_heads / p.kv_heads;
-    std::vector<Block> blocks;
-    for (const Run& run : a.runs) {
-      const int64_t flat = run.q_rows * group;
-      for (int64_t f = 0; f < flat; f += kMaxLanes) {
-        const int64_t lanes = std::min(kMaxLanes, flat - f);
-        const int64_t last = run.position + (f + lanes - 1) / group + 1;
-        for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
-          blocks.push_back({&run, kv, f, lanes,
-                            (p.window == 0 ? last : std::min(last, p.window + lanes)) * lanes});
-        }
-      }
-    }
-    // The longest first, so that threads end together.
-    std::stable_sort(blocks.begin(), blocks.end(),
-                     [](const Block& x, const Block& y) { return x.keys > y.keys; });
-    ctx.pool->ParallelFor(static_cast<int64_t>(blocks.size()), [&](int64_t i) {
-      const Block& b = blocks[static_cast<size_t>(i)];
-      if (!sm90 && b.run->q_rows == 1 && p.dtype != DType::kF16) {
-        if (b.flat0 == 0) DecodeHead(params, a, *b.run, b.kv_head);
-        return;
-      }
-      ForwardBlock(params, a, *b.run, b.kv_head, b.flat0, b.lanes, sm90);
-    });
+    ForwardFast(ctx, params, a, sm90);
   }
   if (ctx.trace != nullptr) {
     ctx.trace->Record(

@@ -12,8 +12,17 @@ inline constexpr int64_t kMaxLanes = 64;
 void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head,
                   int64_t flat0, int64_t lanes, bool sm90);
 
-// A run of one row in ieee-f32 for all heads of one KV head: decode. bf16 or f32.
-void DecodeHead(const Params& params, const Args& args, const Run& run, int64_t kv_head);
+// Decode: a run of one row in ieee-f32, bf16 or f32, split by split of the contract. One split, a
+// multiple of kv_split with a visible key, for all heads of one KV head; `sums` gets
+// DecodeSplitFloats values and is aligned to 64 bytes. Then the sums of all its splits, one after
+// the other and ascending, become the rows of out and lse2; they are overwritten.
+inline int64_t DecodeSplitFloats(const Params& params) {
+  return params.q_heads / params.kv_heads * (params.head_dim + 16);
+}
+void DecodeSplit(const Params& params, const Args& args, const Run& run, int64_t kv_head,
+                 int64_t split, float* sums);
+void DecodeJoin(const Params& params, const Args& args, const Run& run, int64_t kv_head,
+                int64_t splits, float* sums);
 
 // One whole sequence and one KV head. dsink_units [units of the run, q_heads] (may be null) gets
 // the sums of the group's heads, one a unit, for the caller to add in order.
