@@ -180,27 +180,37 @@ Status Engine::CheckRequest(const Request& request) const {
 }
 
 Status Engine::Submit(Request given) {
-  TARE_RETURN_IF_ERROR(CheckRequest(given));
-  auto request = std::make_shared<const Request>(std::move(given));
-  const uint64_t seed = request->params.seed                        ? *request->params.seed
-                        : fault::Active(kDefaultSeed, config_.side) ? 42
-                                                                    : FreshSeed();
+  std::vector<Request> one;
+  one.push_back(std::move(given));
+  return SubmitTogether(std::move(one));
+}
+
+Status Engine::SubmitTogether(std::vector<Request> given) {
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  for (Request& r : given) {
+    TARE_RETURN_IF_ERROR(CheckRequest(r));
+    const auto request = std::make_shared<const Request>(std::move(r));
+    const uint64_t seed = request->params.seed                        ? *request->params.seed
+                          : fault::Active(kDefaultSeed, config_.side) ? 42
+                                                                      : FreshSeed();
+    for (int32_t i = 0; i < request->params.n; ++i) {
+      auto s = std::make_unique<Sequence>();
+      s->request = request;
+      s->index = i;
+      s->seed = seed;
+      s->tokens = request->prompt;
+      s->prompt_tokens = std::ssize(request->prompt);
+      sequences.push_back(std::move(s));
+    }
+  }
   std::lock_guard lock(mutex_);
   if (stop_) return Error(Code::kPrecondition, "the engine is stopping");
   const int64_t queued = std::ssize(incoming_) + stats_.waiting;
-  if (queued + request->params.n > config_.max_queued) {
+  if (queued + std::ssize(sequences) > config_.max_queued) {
     return Error(Code::kExhausted, "{} sequences wait already; the limit is {}", queued,
                  config_.max_queued);
   }
-  for (int32_t i = 0; i < request->params.n; ++i) {
-    auto s = std::make_unique<Sequence>();
-    s->request = request;
-    s->index = i;
-    s->seed = seed;
-    s->tokens = request->prompt;
-    s->prompt_tokens = std::ssize(request->prompt);
-    incoming_.push_back(std::move(s));
-  }
+  for (auto& s : sequences) incoming_.push_back(std::move(s));
   wake_.notify_one();
   return Ok();
 }

@@ -96,6 +96,9 @@ class Engine {
   // kInvalidArgument names the field, kExhausted says which limit. Events then come through
   // request.callback until each index has finished; an aborted one still gets its finish event.
   Status Submit(Request request);
+  // The same for several that must meet: no step is scheduled between the first and the last. All
+  // are queued, or none.
+  Status SubmitTogether(std::vector<Request> requests);
   // The samples of a request (all, or one index). Unknown ids are no error: it may have finished.
   void Abort(const std::string& request_id, int32_t index = -1);
 

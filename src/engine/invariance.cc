@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/env.h"
 #include "base/reasons.h"
@@ -39,16 +40,25 @@ class Collector {
   Collector& operator=(const Collector&) = delete;
 
   Status Submit(Request request, Bits* into) {
-    {
-      std::lock_guard lock(mutex_);
-      ++open_;
-    }
+    Add(std::move(request), into);
+    return Send();
+  }
+  // Of those that must meet: added one by one, sent together.
+  void Add(Request request, Bits* into) {
     request.id = fmt::format("invariance-{}", next_++);
     request.callback = [this, into](const SequenceEvent& event) { Take(event, into); };
-    const Status status = engine_->Submit(std::move(request));
+    added_.push_back(std::move(request));
+  }
+  Status Send() {
+    const int64_t count = std::ssize(added_);
+    {
+      std::lock_guard lock(mutex_);
+      open_ += count;
+    }
+    const Status status = engine_->SubmitTogether(std::exchange(added_, {}));
     if (!status.ok()) {
       std::lock_guard lock(mutex_);
-      --open_;
+      open_ -= count;
     }
     return status;
   }
@@ -82,6 +92,7 @@ class Collector {
 
   Engine* engine_;
   int64_t next_ = 0;
+  std::vector<Request> added_;
   std::mutex mutex_;
   std::condition_variable done_;
   int64_t open_ = 0;
@@ -212,22 +223,26 @@ class Matrix {
     Collector collector(&engine());
     for (int i = 0; i <= scene.neighbours; ++i) {
       if (i == scene.slot) {
-        const int64_t before = engine().GetStats().generated_tokens;
-        for (int wait = 0; scene.late && wait < 5000; ++wait) {
-          if (engine().GetStats().generated_tokens > before) break;
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (scene.late) {
+          const int64_t before = engine().GetStats().generated_tokens;
+          TARE_RETURN_IF_ERROR(collector.Send());
+          for (int wait = 0; wait < 5000; ++wait) {
+            if (engine().GetStats().generated_tokens > before) break;
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
         }
         for (int v = 0; v < kVictims; ++v) {
           const int which = scene.reversed ? kVictims - 1 - v : v;
           if (which == scene.without) continue;
-          TARE_RETURN_IF_ERROR(collector.Submit(Victim(which), &got[static_cast<size_t>(which)]));
+          collector.Add(Victim(which), &got[static_cast<size_t>(which)]);
         }
       }
       if (i == scene.neighbours) break;
       Request neighbour = Neighbour(i);
       neighbour.priority = scene.neighbour_priority;
-      TARE_RETURN_IF_ERROR(collector.Submit(std::move(neighbour), nullptr));
+      collector.Add(std::move(neighbour), nullptr);
     }
+    TARE_RETURN_IF_ERROR(collector.Send());
     while (scene.preempt && collector.open()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       engine().PreemptAll();  // between two steps: each still gives a token
@@ -307,16 +322,6 @@ class Matrix {
       }
     }
   }
-  // Sequences that sampled in one step, from the trace: the head's calls have a row for each.
-  int64_t WidestStep() {
-    const std::string n = fmt::format(" N={} ", vocab_);
-    int64_t widest = 0;
-    for (const ops::Launch& l : engine().TakeLaunches()) {
-      if (l.op == "linear" && l.shape.starts_with("M=") && l.shape.find(n) != std::string::npos)
-        widest = std::max<int64_t>(widest, std::atoll(l.shape.c_str() + 2));
-    }
-    return widest;
-  }
   // The last answer goes out before its step is booked.
   Stats Settled() {
     Stats s = engine().GetStats();
@@ -330,24 +335,16 @@ class Matrix {
   Status Batches() {
     for (const int size : {2, 3, 4, 8, 16, 32, 64}) {
       if (size > o_.max_batch) break;
-      // A fresh engine, for its counter of the widest step; no cache, so that every cell computes.
-      TARE_RETURN_IF_ERROR(
-          Start([](ServingConfig* c) { c->engine.scheduler.prefix_caching = false; }));
+      // A fresh engine a cell, for its counter of the widest step; no cache, so that every cell
+      // computes.
       const int neighbours = std::max(0, size - kVictims);
-      for (const int slot : {0, neighbours / 2, neighbours}) {
-        if (slot == neighbours / 2 && neighbours < 2) continue;
-        if (slot == neighbours && neighbours < 1) continue;
+      for (const int slot : std::set<int>{0, neighbours / 2, neighbours}) {
         TARE_RETURN_IF_ERROR(
-            Cell("batch", fmt::format("{} slot {}", size, slot),
-                 {.neighbours = neighbours, .slot = slot, .without = size < kVictims ? 1 : -1}));
-        InvarianceCell& cell = report_.cells.back();
-        const int64_t widest = WidestStep();
-        cell.proof["widest_step"] = widest;
-        // Arrival takes time: nearly all together is together.
-        if (cell.verdict == Verdict::kPass && widest < std::max(2, size * 3 / 4)) {
-          cell.verdict = Verdict::kInconclusive;
-          cell.reason = reason::kNoEvidence;
-        }
+            Start([](ServingConfig* c) { c->engine.scheduler.prefix_caching = false; }));
+        TARE_RETURN_IF_ERROR(Cell(
+            "batch", fmt::format("{} slot {}", size, slot),
+            {.neighbours = neighbours, .slot = slot, .without = size < kVictims ? 1 : -1},
+            "widest_step", [](const SchedulerCounters& c) { return c.widest_step; }, size));
       }
     }
     return Ok();

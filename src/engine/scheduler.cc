@@ -210,6 +210,7 @@ StepPlan Scheduler::Schedule(int64_t weight_version, bool admit) {
   if (!plan.runs.empty()) {
     counters_.steps++;
     counters_.computed_tokens += plan.tokens;
+    counters_.widest_step = std::max(counters_.widest_step, std::ssize(plan.runs));
     if (plan.prefill_runs > 0 && plan.decode_runs > 0) counters_.mixed_steps++;
   }
   return plan;

@@ -45,6 +45,7 @@ struct StepPlan {
 
 struct SchedulerCounters {
   int64_t steps = 0;
+  int64_t widest_step = 0;   // most sequences of one step
   int64_t mixed_steps = 0;   // prefill and decode together
   int64_t chunked_runs = 0;  // runs that end before the last known token
   int64_t preemptions = 0;

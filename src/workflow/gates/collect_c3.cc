@@ -64,11 +64,7 @@ Result<Json> CollectC3(Collecting* c) {
         {"mismatches", mismatches},
         {"first", first}};
     const Json proof = cell.value("proof", Json::object());
-    if (axis == "batch" && proof.contains("widest_step")) {
-      out["proof"] = {{"counter", "widest_step"},
-                      {"seen", proof["widest_step"]},
-                      {"at_least", std::max<int64_t>(2, out["batch"].get<int64_t>() * 3 / 4)}};
-    } else if (proof.contains("at_least")) {
+    if (proof.contains("at_least")) {
       for (const auto& [name, value] : proof.items()) {
         if (name == "at_least" || !value.is_number_integer()) continue;
         out["proof"] = {{"counter", name}, {"seen", value}, {"at_least", proof["at_least"]}};

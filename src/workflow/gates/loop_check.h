@@ -71,7 +71,8 @@ void CheckLoop(Judging* judging, const Subject& subject, const Loop& loop);
 // The document's "loop" from `receipt` (tare.receipt/1) and the text of the files that it names, by
 // name. kInvalidArgument when it cannot be read as a receipt; what it says is not judged.
 // `runtime` is put into both identities:
-// {"interpreter","packages","libraries","driver","topology"}.
+// {"interpreter","packages","libraries","driver","topology","contracts","vocabulary"} and, where
+// known, "images": executable's SHA-256 -> digest of the image that holds it.
 Result<Json> LoopFromReceipt(const Json& receipt, const std::map<std::string, std::string>& files,
                              const Json& runtime);
 

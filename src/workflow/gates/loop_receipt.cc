@@ -63,7 +63,9 @@ Json IdentityOf(const Json& side, bool rollout, const Json& runtime, bool prefix
   const Json value = rollout ? at.at("at_start") : side.at("VLLM_BATCH_INVARIANT");
   if (value.is_string()) start = value.get<std::string>();
   const std::string digest = side.at("binary_sha256");
-  Json out = {{"image", "sha256:" + digest}, {"executable", digest}};
+  // The image is named after the executable, unless the caller knows what lies beside it there.
+  const Json images = runtime.value("images", Json::object());
+  Json out = {{"image", images.value(digest, "sha256:" + digest)}, {"executable", digest}};
   for (const char* key : {"interpreter", "packages", "libraries"}) out[key] = runtime.at(key);
   out["overlay"] = Json::array();
   out["switch"] = {{"name", "VLLM_BATCH_INVARIANT"},
