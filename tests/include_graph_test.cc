@@ -1,6 +1,7 @@
-// The rules of docs/map.md, read out of the sources: which room may include which, that the build
-// says the same, and that no file but cmake/numerics.cmake holds a flag that can move a bit. Each
-// rule is tried on a planted violation too.
+// The rules of docs/map.md (GEN-26: operators depend on neither model nor runtime), read out of the
+// sources: which room may include which, that the build says the same, and that no file but
+// cmake/numerics.cmake holds a flag that can move a bit. Each rule is tried on a planted violation
+// too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

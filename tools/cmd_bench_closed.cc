@@ -2,13 +2,17 @@
 // waves of c requests, exact lengths, end-of-sequence ignored, prompts that share nothing. It has
 // no HTTP in it and says nothing about a server; gate C1 uses it for its declared short workload.
 
+#include <sys/times.h>
+
 #include <algorithm>
 #include <condition_variable>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <set>
 
 #include "base/env.h"
+#include "base/sha256.h"
 #include "engine/serving.h"
 #include "tools/command.h"
 
@@ -19,6 +23,7 @@ struct Options {
   std::string model, arm = "native", profile = "ieee-f32";
   std::vector<int> concurrency = {1, 2};
   int input = 32, output = 16, rounds = 3, waves = 2, threads = 0;
+  uint32_t salt = 0;
   int64_t max_num_batched_tokens = 2048, max_model_len = 1024;
   bool json = false;
 };
@@ -60,6 +65,31 @@ Status RunWave(engine::Engine* engine, const Options& o, int c, uint32_t salt, W
   return wave->error.empty() ? Ok() : Error(Code::kAborted, "a request failed: {}", wave->error);
 }
 
+// Processor time in clock ticks: of the whole machine, and of this process.
+struct Ticks {
+  int64_t busy = 0, all = 0, own = 0;
+};
+Ticks Now() {
+  Ticks t;
+  std::ifstream in("/proc/stat");
+  std::string cpu;
+  in >> cpu;
+  for (int i = 0; i < 8; ++i) {
+    int64_t n = 0;
+    in >> n;
+    t.all += n;
+    if (i != 3 && i != 4) t.busy += n;  // idle and waiting for a disk are free
+  }
+  tms own{};
+  ::times(&own);
+  t.own = own.tms_utime + own.tms_stime;
+  return t;
+}
+// Others took more than a tenth of the machine meanwhile.
+bool ForeignLoad(const Ticks& a, const Ticks& b) {
+  return (b.busy - a.busy) - (b.own - a.own) > std::max<int64_t>(2, (b.all - a.all) / 10);
+}
+
 Result<Json> Measure(const Options& o) {
   engine::ServingConfig config;
   config.model_path = o.model;
@@ -74,14 +104,20 @@ Result<Json> Measure(const Options& o) {
       o.arm == "native" ? ops::BatchInvariance::kOff : ops::BatchInvariance::kOn;
   TARE_ASSIGN_OR_RETURN(const auto serving, engine::Serving::Start(config));
   engine::Engine& engine = serving->engine();
-  uint32_t salt = 1;
+  // Requests of their own for every salt, the same for both arms.
+  uint32_t salt = 1 + o.salt * 1000u;
+  const std::string workload = fmt::format("salt {} first {} input {} output {} waves {} rounds {}",
+                                           o.salt, salt, o.input, o.output, o.waves, o.rounds);
   Wave warm;
   TARE_RETURN_IF_ERROR(RunWave(&engine, o, 1, salt++, &warm));
   (void)engine.TakeLaunches();
+  constexpr int64_t kWarm = 1;  // served by every fresh engine of both arms, shares no prompt
+  int64_t served = 0;
   Json rounds = Json::array();
   for (int round = 0; round < o.rounds; ++round) {
     for (const int c : o.concurrency) {  // points interleaved, so that drift meets all of them
       std::vector<int64_t> inputs, outputs;
+      const Ticks before = Now();
       const int64_t begin = Env::Real()->MonotonicNs();
       for (int w = 0; w < o.waves; ++w) {
         Wave wave;
@@ -89,6 +125,7 @@ Result<Json> Measure(const Options& o) {
         for (const int64_t n : wave.output_tokens) {
           inputs.push_back(o.input);
           outputs.push_back(n);
+          ++served;
         }
       }
       const double seconds = static_cast<double>(Env::Real()->MonotonicNs() - begin) * 1e-9;
@@ -97,6 +134,7 @@ Result<Json> Measure(const Options& o) {
       rounds.push_back(Json{{"round", round},
                             {"concurrency", c},
                             {"seconds", seconds},
+                            {"foreign_load", ForeignLoad(before, Now())},
                             {"output_throughput", static_cast<double>(total) / seconds},
                             {"input_tokens", inputs},
                             {"output_tokens", outputs}});
@@ -111,6 +149,9 @@ Result<Json> Measure(const Options& o) {
               {"weights_sha256", weights},
               {"kernels", kernels},
               {"prefix_hits", stats.scheduler.prefix_hits},
+              {"workload_sha256", Hex(Sha256Of(workload))},
+              // Beside the one warm-up request.
+              {"served_before", stats.finished_length + stats.finished_stop - served - kWarm},
               {"max_model_len", o.max_model_len},
               {"execution",
                Json{{"block_size", std::to_string(stats.block_size)},
@@ -155,6 +196,7 @@ TARE_COMMAND(bench_closed, [](CLI::App& root) {
       ->check(CLI::Range(1, 64));
   app->add_option("--input-len", o->input, "tokens of every prompt")->check(CLI::Range(1, 65536));
   app->add_option("--output-len", o->output, "tokens of every output")->check(CLI::Range(1, 65536));
+  app->add_option("--salt", o->salt, "another number, other prompts");
   app->add_option("--rounds", o->rounds, "of every point")->check(CLI::Range(1, 1000));
   app->add_option("--waves", o->waves, "waves of requests in a round")->check(CLI::Range(1, 1000));
   app->add_option("--max-num-batched-tokens", o->max_num_batched_tokens, "of one engine step")

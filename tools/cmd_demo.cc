@@ -17,6 +17,7 @@
 #include "rl/launch.h"
 #include "rl/process.h"
 #include "tools/command.h"
+#include "tools/demo_workflow.h"
 
 namespace tare {
 namespace {
@@ -28,6 +29,8 @@ struct Options {
   std::string profile = "ieee-f32";
   std::string fault = "rope.cast_before_rotate";
   int threads = 0;
+  bool workflow = false;
+  std::string gate_faults;
 };
 
 std::string SelfPath() {
@@ -69,6 +72,15 @@ int Run(const Options& o) {
   if (planted == nullptr)
     return ReportError(InvalidArgument("--fault {}: `tare fault list` has them", o.fault));
   if (const Status s = env->CreateDirs(o.out); !s.ok()) return ReportError(s);
+
+  if (o.workflow) {
+    WorkflowDemo demo{SelfPath(), o.model_path, o.out, o.gate_faults};
+    if (o.model == "mini") {
+      demo.model = o.out + "/mini";
+      if (const Status s = models::WriteMini(env, demo.model); !s.ok()) return ReportError(s);
+    }
+    return RunWorkflowDemo(demo);
+  }
 
   // What an earlier demonstration left here is replaced; nothing else is touched.
   for (const char* folder : {"as-is", "planted", "mini"}) {
@@ -198,6 +210,10 @@ TARE_COMMAND(demo, [](CLI::App& root) {
   app->add_option("--fault", o->fault, "the planted fault")->capture_default_str();
   app->add_option("--threads", o->threads, "of each process; 0: all CPUs of the affinity mask")
       ->capture_default_str();
+  app->add_flag("--workflow", o->workflow,
+                "instead: a task through the gates C0 to C9, up to its two human stops");
+  app->add_option("--gate-fault", o->gate_faults,
+                  "of --workflow: planted faults, name@side,..., for every gate");
   app->callback([o] { SetExit(Run(*o)); });
 });
 

@@ -101,16 +101,23 @@ class NameTap : public Tap {
   void Emit(const TapPoint& point, const Tensor&) override {
     std::lock_guard lock(mutex_);
     values_[AnyLayer(point.name)] = point.op;
+    ops_.insert(point.op.substr(0, point.op.find('.')));
   }
   void EndFrame() override {}
   std::map<std::string, std::string> values() {
     std::lock_guard lock(mutex_);
     return values_;
   }
+  // Of every value: one name may be made by several, as a layer's output is.
+  std::set<std::string> ops() {
+    std::lock_guard lock(mutex_);
+    return ops_;
+  }
 
  private:
   std::mutex mutex_;
   std::map<std::string, std::string> values_;
+  std::set<std::string> ops_;
 };
 
 using Launches = std::vector<ops::Launch>;
@@ -151,6 +158,7 @@ Status Ask(engine::Engine* engine, int64_t prompt, int max_tokens) {
 struct Traces {
   std::map<std::string, Launches> phases;  // by phase, or "prefill/64" of a profile
   std::map<std::string, std::string> values;
+  std::set<std::string> ops;
   std::map<std::string, int64_t> chunks;
   int64_t scratch_growth = 0;
 };
@@ -188,6 +196,7 @@ Status TraceEngine(const Options& o, Profile profile, const std::vector<int64_t>
   }
   serving->Stop(10);
   for (const auto& [name, op] : tap.values()) out->values[name] = op;
+  for (const std::string& op : tap.ops()) out->ops.insert(op);
   return Ok();
 }
 
@@ -238,6 +247,7 @@ Status TraceTraining(const Options& o, Profile profile, const std::vector<int64_
     }
   }
   for (const auto& [name, op] : tap.values()) out->values[name] = op;
+  for (const std::string& op : tap.ops()) out->ops.insert(op);
   return Ok();
 }
 
@@ -505,6 +515,18 @@ int Run(const Options& o) {
     out["trace"] = {
         {"ops", ops}, {"launches", launches}, {"quantized", quantized}, {"choices", choices}};
     out["rows"] = Rows(inference, training, names, ops, launches);
+    // Operators by row: of the values that a forward reported, and of the launches.
+    std::map<std::string, std::set<std::string>> by_row;
+    for (const auto& [value, op] : traces.values) {
+      const Module* owner = Find(value, &Module::values);
+      if (owner != nullptr) by_row[owner->id].insert(op.substr(0, op.find('.')));
+    }
+    std::set<std::string> seen = traces.ops;
+    for (const Json& l : launches) seen.insert(l["op"].get<std::string>());
+    for (const std::string& op : seen) {
+      if (const Module* owner = OfOp(op)) by_row[owner->id].insert(op);
+    }
+    out["operators"] = by_row;
     return out;
   }();
   if (!json.ok()) return ReportError(json.status());

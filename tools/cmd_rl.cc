@@ -273,6 +273,13 @@ TARE_COMMAND(rl, [](CLI::App& root) {
   add_options(run, o);
   run->callback([o] { SetExit(Run(*o)); });
 
+  CLI::App* defaults =
+      app->add_subcommand("defaults", "the recipe that `tare rl run` has when nothing is given");
+  defaults->callback([] {
+    fmt::print("{}\n", rl::LoopConfig().ToJson().dump(1));
+    SetExit(0);
+  });
+
   auto s = std::make_shared<Options>();
   CLI::App* study = app->add_subcommand(
       "study", "run the loop once for each of several seeds: curves and held-out gain");

@@ -89,6 +89,15 @@ TARE_COMMAND(run, [](CLI::App& root) {
                   "checkpoint folder (default: weights.path of task.toml)");
   app->add_option("--workload", o->run.workload, "of C1: short, or formal (8192 in, 1024 out)")
       ->check(CLI::IsMember({"short", "formal"}));
+  app->add_option("--text", o->run.text,
+                  "of C7: lines of text; with it the three finetuning arms run");
+  app->add_option("--reference", o->run.reference,
+                  "of C9: a recipe to compare with, JSON; default: `tare rl defaults`");
+  app->add_option("--formal-steps", o->run.formal_steps, "of C9: updates of the formal recipe")
+      ->check(CLI::Range(int64_t{3}, int64_t{1} << 30))
+      ->capture_default_str();
+  app->add_option("--fault", o->run.faults,
+                  "planted faults, name@side,...: shows that the gate can fail");
   app->add_flag("--verbose", o->verbose, "pass on what the commands print");
   app->add_flag("--json", o->json, "for machines");
   app->callback([o] { SetExit(Run(*o)); });

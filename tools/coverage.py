@@ -5,7 +5,8 @@
   coverage.py --check    writes nothing; fails when a test names a row that does not exist
 
 Reads docs/spec/requirements.md and every test source (*_test.cc, *_test.py, *_fuzz.cc) for row IDs,
-"GEN-24", lists "GEN-01, GEN-02" and ranges "FIND-01 to FIND-18". That a test names a row says where
+"GEN-24", lists "GEN-01, GEN-02" and ranges "FIND-01 to FIND-18"; and the table of docs/guides/README.md,
+whose guides are run as they stand by the tests `Guide.*`. That a test names a row says where
 to look; it does not say that the row's whole acceptance test is met.
 """
 import pathlib
@@ -53,6 +54,15 @@ def read_tests():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             for row in ids_in(line):
                 named.setdefault(row, {}).setdefault(name, number)
+    # `| [file.md](file.md) | what it answers | DOC-01 to DOC-06 |`
+    for line in (ROOT / "docs/guides/README.md").read_text(encoding="utf-8").splitlines():
+        guide = re.match(r"\| \[(\w[\w-]*\.md)\]\(\1\) \|", line)
+        if not guide:
+            continue
+        if not (ROOT / "docs/guides" / guide[1]).is_file():
+            raise SystemExit(f"docs/guides/README.md names {guide[1]}, which is not there")
+        for row in ids_in(line.rsplit("|", 2)[1]):
+            named.setdefault(row, {})[f"docs/guides/{guide[1]}"] = 1
     return named
 
 

@@ -376,7 +376,12 @@ Json Api::Identity() {
   id["max_model_len"] = c.scheduler.max_model_len;
   id["prefix_caching"] = c.scheduler.prefix_caching;
   id["chunked_prefill"] = c.scheduler.chunked_prefill;
-  id["weight_version"] = engine_->GetStats().weight_version;
+  const Stats stats = engine_->GetStats();
+  id["weight_version"] = stats.weight_version;
+  // Since the process began.
+  id["counters"] = Json{{"mixed_steps", stats.scheduler.mixed_steps},
+                        {"cache_hits", stats.scheduler.prefix_hits},
+                        {"updates", stats.weight_updates}};
   Json kernels = Json::object();
   for (const ops::Launch& l : engine_->TakeLaunches()) {
     Json& k = kernels[l.op + " " + l.kernel + " " + l.dtypes];

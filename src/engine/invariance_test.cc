@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "base/env.h"
@@ -50,7 +52,7 @@ class EngineInvariance : public ::testing::Test {
 };
 std::string* EngineInvariance::root_ = nullptr;
 
-// C3-02..C3-06, C3-09: every cell passes with something compared.
+// C3-02 to C3-06, C3-09: every cell passes with something compared.
 TEST_F(EngineInvariance, InvariantArmPasses) {
   const InvarianceReport report = Run();
   EXPECT_EQ(report.verdict, Verdict::kPass) << report.reason;
@@ -60,6 +62,22 @@ TEST_F(EngineInvariance, InvariantArmPasses) {
         << c.axis << " " << c.condition << " " << c.first << " " << c.proof.dump();
     EXPECT_GT(c.compared, 0) << c.axis << " " << c.condition;
   }
+}
+
+// C3-02: every size is played, from the first place of arrival to the last, and all of a cell's
+// requests stand in one step; a size that no cell has would be a gap that nobody sees.
+TEST_F(EngineInvariance, EveryBatchSizeMeetsInOneStep) {
+  const InvarianceReport report = Run(ops::BatchInvariance::kOn, {"batch"}, 64);
+  std::map<int, int> cells;
+  for (const InvarianceCell& c : report.cells) {
+    if (c.axis != "batch") continue;
+    const int size = std::atoi(c.condition.c_str());
+    ++cells[size];
+    EXPECT_EQ(c.verdict, Verdict::kPass) << c.condition << " " << c.proof.dump();
+    EXPECT_EQ(c.proof.value("widest_step", 0), size) << c.condition;
+  }
+  const std::map<int, int> want = {{2, 1}, {3, 1}, {4, 2}, {8, 3}, {16, 3}, {32, 3}, {64, 3}};
+  EXPECT_EQ(cells, want);
 }
 
 // H07: the native arm follows the batch.
@@ -77,7 +95,7 @@ void ExpectCaught(const char* fault, const char* axis) {
   EXPECT_TRUE(EngineInvariance::Failed(report).contains(axis)) << fault;
 }
 
-// C3-02..C3-06: each planted fault of the runtime is caught on the axis where it acts.
+// C3-02 to C3-06: each planted fault of the runtime is caught on the axis where it acts.
 TEST_F(EngineInvariance, PlantedFaultsAreCaught) {
   ExpectCaught("engine.partial_block_hit", "cache");
   ExpectCaught("sampling.seed_by_batch_row", "batch");

@@ -67,7 +67,7 @@ void ExpectSame(const Sample& a, const Sample& b, const std::string& what) {
   EXPECT_EQ(a.processed_logprob, b.processed_logprob) << what;
 }
 
-// C3-02..C3-06, SYS-31: the victim's tokens and bits do not depend on neighbours, chunks, page
+// C3-02 to C3-06, SYS-31: the victim's tokens and bits do not depend on neighbours, chunks, page
 // size, cache state, preemption, threads or a fresh engine; the counters prove that each of these
 // happened.
 TEST_F(ServingTest, VictimBitsDependOnNothingElse) {

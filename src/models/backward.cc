@@ -498,6 +498,11 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
   if (tape == nullptr || !tape->filled)
     return Error(Code::kPrecondition,
                  "Backward needs a tape that Forward has filled; each serves once");
+  if (tape->generation != model.generation()) {
+    return Error(Code::kPrecondition,
+                 "the weights were opened for writing between Forward and Backward: the gradient "
+                 "would be of no weights that any forward saw; run Forward again");
+  }
   if (batch_segment < 0 || batch_segment >= gradients->batch_segments()) {
     return InvalidArgument("batch segment {} of {}", batch_segment, gradients->batch_segments());
   }

@@ -223,5 +223,28 @@ TEST(BackwardTest, RefusesAMisusedTape) {
               HasSubstr("packed K and V"));
 }
 
+// C6-06: weights changed in place between forward and backward are refused, never used silently;
+// the same tape with weights that nobody touched serves.
+TEST(Backward, WeightsChangedSinceForwardAreRefused) {
+  Context context(1);
+  const Reference ref("tied_bias");
+  Model model = ref.MakeModel(DType::kF32);
+  const Batch batch = ref.MakeBatch();
+  auto gradients = Gradients::Zeros(model);
+  ASSERT_TRUE(gradients.ok());
+  LossGradient loss;
+  loss.dlogprob = ref.dlogprob;
+  Tape tape;
+  context.Run(model, batch, &tape);
+  float* weight = model.mutable_parameters()[0].value.mutable_as<float>();
+  weight[0] = std::nextafter(weight[0], 1e9f);
+  const Status refused =
+      Backward(context.ctx, model, batch, loss, &tape, &context.scratch, &*gradients);
+  EXPECT_EQ(refused.code(), Code::kPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("opened for writing"));
+  context.Run(model, batch, &tape);
+  EXPECT_TRUE(Backward(context.ctx, model, batch, loss, &tape, &context.scratch, &*gradients).ok());
+}
+
 }  // namespace
 }  // namespace tare::models

@@ -271,6 +271,7 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
     tape->layout = prepared.layout;
     tape->target_rows = wanted.target_rows;
     tape->filled = true;
+    tape->generation = model.generation();
   }
   report.EndWithLogprobs(output.logprob, output.entropy);
   return output;

@@ -146,6 +146,7 @@ class Tape {
   std::vector<int64_t> target_rows;  // rows with a target, ascending
   Tensor max, log_sum, entropy;      // f32, per entry of target_rows
   bool filled = false;
+  int64_t generation = 0;  // of the model's weights
 };
 
 // Gradients: f32, one tensor per parameter, added to by Backward. `batch_segments` D > 1 keeps one
@@ -187,7 +188,8 @@ struct LossGradient {
 
 // Adds the gradients of one recorded batch into slot `batch_segment`. Sums over tokens run by units
 // (ops/units.h) in the order of the runs: a caller that cuts the global batch into micro-batches in
-// order gets the same bits for every cut. The batch and the model must be those of the Forward.
+// order gets the same bits for every cut. The batch and the model must be those of the Forward;
+// weights that were opened for writing since are kPrecondition.
 Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
                 const LossGradient& loss, Tape* tape, Scratch* scratch, Gradients* gradients,
                 int32_t batch_segment = 0, Tap* tap = nullptr);

@@ -90,7 +90,12 @@ class Model {
   Device device() const { return options_.device; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   // A writer fills parameters_[i].value in place and then calls Repack.
-  std::vector<Parameter>& mutable_parameters() { return parameters_; }
+  std::vector<Parameter>& mutable_parameters() {
+    ++generation_;
+    return parameters_;
+  }
+  // Counts the times that somebody asked to write: a tape of other weights is refused by Backward.
+  int64_t generation() const { return generation_; }
   const LayerParameters& layer(int64_t l) const { return layers_[l]; }
   int embedding() const { return embedding_; }
   int final_norm() const { return final_norm_; }
@@ -116,6 +121,7 @@ class Model {
   ModelConfig config_;
   ModelOptions options_;
   int64_t max_positions_ = 0;
+  int64_t generation_ = 0;
   std::vector<Parameter> parameters_;
   std::vector<LayerParameters> layers_;
   int embedding_ = -1, final_norm_ = -1, head_ = -1;

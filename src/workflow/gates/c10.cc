@@ -62,6 +62,9 @@ struct Evidence {
   std::string baseline_id, baseline_image, baseline_person;
   Recipe baseline;
   bool baseline_confirmed = false, baseline_patched = false;
+  bool has_manifest = false;  // null: nothing was delivered to anybody
+  int parts = 0;              // of profile, kernels, scan, micro, regressions: all five, or none
+  std::string commits;        // what the pairs ran, where no manifest says it
   std::vector<PullRequest> pulls;
   std::string image, manifest_baseline, manifest_recipe, statement;
   std::map<std::string, std::string> built_from, in_image, commit_tree;
@@ -103,6 +106,62 @@ HotSpot ReadSpot(const Field& item) {
           item.At("layout").Str()};
 }
 
+void ReadManifest(const Field& manifest, Evidence* e) {
+  for (const Field& item : manifest.At("pull_requests").Items()) e->pulls.push_back(ReadPull(item));
+  const Field image = manifest.At("image");
+  e->image = image.At("digest").Digest();
+  for (const auto& [repo, c] : image.At("built_from").Members()) e->built_from[repo] = c.Commit();
+  for (const auto& [repo, h] : image.At("in_image").Members()) e->in_image[repo] = h.Hash();
+  for (const auto& [repo, h] : image.At("commit_tree").Members()) e->commit_tree[repo] = h.Hash();
+  e->dirty = image.At("dirty").Bool();
+  e->overlay = image.At("overlay").Strings();
+  e->manifest_baseline = manifest.At("baseline").Hash();
+  e->manifest_recipe = manifest.At("recipe").Hash();
+  e->receipts = manifest.At("receipts").Strings(1);
+  e->statement = manifest.At("statement").Str();
+}
+
+void ReadKernels(const Field& root, Evidence* e) {
+  const Field profile = root.At("profile");
+  e->profile_arm = profile.At("arm").Str();
+  for (const Field& item : profile.At("hot_spots").Items(1, 64)) {
+    HotSpot s = ReadSpot(item);
+    s.calls = item.At("calls").Int(1, 1 << 26);
+    s.ns_per_call = item.At("ns_per_call").Int(1, 1 << 30);
+    s.share_ppm = item.At("share_ppm").Int(0, 1'000'000);
+    e->spots.push_back(std::move(s));
+  }
+  e->other_ns = profile.At("other_ns").Int(0, kMax);
+  e->other_ppm = profile.At("other_ppm").Int(0, 1'000'000);
+  for (const Field& item : root.At("kernels").Items(1)) {
+    KernelRecord k;
+    k.name = item.At("name").Str();
+    k.technology = item.At("technology").Str();
+    k.source = item.At("source").Str();
+    k.arms = item.At("arms").Strings(1);
+    k.is_new = item.At("new").Bool();
+    e->kernels.push_back(std::move(k));
+  }
+  e->scanned = root.At("scan").At("scanned").StringSet();
+  e->hits = root.At("scan").At("triton").Strings();
+  for (const Field& item : root.At("micro").Items()) {
+    Micro m;
+    m.at = ReadSpot(item);
+    m.compared = item.At("compared").Int(0, kMax);
+    m.mismatches = item.At("mismatches").Int(0, kMax);
+    m.before = ReadSeries(item.At("before_ns"), 3);
+    m.after = ReadSeries(item.At("after_ns"), 3);
+    e->micro.push_back(std::move(m));
+  }
+  for (const Field& item : root.At("regressions").Items()) {
+    Regression r;
+    r.change = item.At("change").Commit();
+    r.touches = item.At("touches").Strings(1);
+    for (const auto& [gate, hash] : item.At("ran").Members()) r.ran[gate] = hash.Hash();
+    e->regressions.push_back(std::move(r));
+  }
+}
+
 Evidence Read(const Field& root) {
   Evidence e;
   e.subject = ReadSubject(root);
@@ -123,56 +182,14 @@ Evidence Read(const Field& root) {
   e.baseline_confirmed = !person.IsNull();
   if (e.baseline_confirmed) e.baseline_person = person.Str();
   const Field manifest = root.At("manifest");
-  for (const Field& item : manifest.At("pull_requests").Items()) e.pulls.push_back(ReadPull(item));
-  const Field image = manifest.At("image");
-  e.image = image.At("digest").Digest();
-  for (const auto& [repo, c] : image.At("built_from").Members()) e.built_from[repo] = c.Commit();
-  for (const auto& [repo, h] : image.At("in_image").Members()) e.in_image[repo] = h.Hash();
-  for (const auto& [repo, h] : image.At("commit_tree").Members()) e.commit_tree[repo] = h.Hash();
-  e.dirty = image.At("dirty").Bool();
-  e.overlay = image.At("overlay").Strings();
-  e.manifest_baseline = manifest.At("baseline").Hash();
-  e.manifest_recipe = manifest.At("recipe").Hash();
-  e.receipts = manifest.At("receipts").Strings(1);
-  e.statement = manifest.At("statement").Str();
-  const Field profile = root.At("profile");
-  e.profile_arm = profile.At("arm").Str();
-  for (const Field& item : profile.At("hot_spots").Items(1, 64)) {
-    HotSpot s = ReadSpot(item);
-    s.calls = item.At("calls").Int(1, 1 << 26);
-    s.ns_per_call = item.At("ns_per_call").Int(1, 1 << 30);
-    s.share_ppm = item.At("share_ppm").Int(0, 1'000'000);
-    e.spots.push_back(std::move(s));
-  }
-  e.other_ns = profile.At("other_ns").Int(0, kMax);
-  e.other_ppm = profile.At("other_ppm").Int(0, 1'000'000);
-  for (const Field& item : root.At("kernels").Items(1)) {
-    KernelRecord k;
-    k.name = item.At("name").Str();
-    k.technology = item.At("technology").Str();
-    k.source = item.At("source").Str();
-    k.arms = item.At("arms").Strings(1);
-    k.is_new = item.At("new").Bool();
-    e.kernels.push_back(std::move(k));
-  }
-  e.scanned = root.At("scan").At("scanned").StringSet();
-  e.hits = root.At("scan").At("triton").Strings();
-  for (const Field& item : root.At("micro").Items()) {
-    Micro m;
-    m.at = ReadSpot(item);
-    m.compared = item.At("compared").Int(0, kMax);
-    m.mismatches = item.At("mismatches").Int(0, kMax);
-    m.before = ReadSeries(item.At("before_ns"), 3);
-    m.after = ReadSeries(item.At("after_ns"), 3);
-    e.micro.push_back(std::move(m));
-  }
-  for (const Field& item : root.At("regressions").Items()) {
-    Regression r;
-    r.change = item.At("change").Commit();
-    r.touches = item.At("touches").Strings(1);
-    for (const auto& [gate, hash] : item.At("ran").Members()) r.ran[gate] = hash.Hash();
-    e.regressions.push_back(std::move(r));
-  }
+  e.has_manifest = !manifest.IsNull();
+  if (const std::optional<Field> commits = root.MaybeAt("commits")) e.commits = commits->Hash();
+  if (e.has_manifest) ReadManifest(manifest, &e);
+  const Field profile = root.At("profile"), kernels = root.At("kernels"), scan = root.At("scan"),
+              micro = root.At("micro"), regressions = root.At("regressions");
+  for (const Field* part : {&profile, &kernels, &scan, &micro, &regressions})
+    e.parts += !part->IsNull();
+  if (e.parts == 5) ReadKernels(root, &e);
   e.gates = root.At("gates").Strings();
   for (const auto& [name, state] : root.At("acceptance").Members()) {
     e.acceptance[name] = state.OneOf({"pass", "not-covered"});
@@ -208,17 +225,31 @@ class Judge10 {
                            "performance, E10",
                            e_.kind));
     Inputs();
-    Manifest();
-    HotSpots();
-    Kernels();
-    Regressions();
+    if (j_.Require("RL-11", e_.has_manifest, reason::kOutsideScope,
+                   "no delivery manifest: three pull requests and an image are made by people, and "
+                   "were not handed in",
+                   "hand in the manifest of the delivery with the evidence")) {
+      Manifest();
+    }
+    j_.Require(
+        "C10-12", e_.parts == 0 || e_.parts == 5, reason::kManifestIncomplete,
+        fmt::format("{} of profile, kernels, scan, micro and regressions; all or none", e_.parts));
+    if (j_.Require("C10-02", e_.parts == 5, reason::kOutsideScope,
+                   "no profile of BI=1 with its hot spots, kernels, scan and regressions: a device "
+                   "profile was not handed in",
+                   "profile the delivery run on the target device")) {
+      HotSpots();
+      Kernels();
+      Regressions();
+    }
     j_.Require(
         "C10-11", e_.gates == kGates, reason::kExtraGate,
         fmt::format("gates {}; the set is {}", fmt::join(e_.gates, ", "), fmt::join(kGates, ", ")));
     CheckLoop(&j_, e_.subject, e_.loop);
     j_.Require("C10-11", e_.loop.updates.size() == 2, reason::kExtraGate,
                fmt::format("{} updates; the agreement has two", e_.loop.updates.size()));
-    CheckPairing(&j_, e_.subject, e_.agreement, RecipeId(e_.built_from), e_.pairing);
+    CheckPairing(&j_, e_.subject, e_.agreement,
+                 e_.has_manifest ? RecipeId(e_.built_from) : e_.commits, e_.pairing);
     Acceptance();
   }
 
@@ -234,7 +265,8 @@ class Judge10 {
                            e_.baseline_confirmed ? "confirmed" : "no person confirmed it",
                            e_.baseline_image.substr(0, 19)));
     j_.Require("GEN-18",
-               e_.baseline_id == RecipeId(e_.baseline) && e_.manifest_baseline == e_.baseline_id,
+               e_.baseline_id == RecipeId(e_.baseline) &&
+                   (!e_.has_manifest || e_.manifest_baseline == e_.baseline_id),
                reason::kBaselineUnconfirmed,
                "the baseline's ID is not that of its configuration, or not the manifest's");
     std::vector<std::string> keys;
@@ -256,8 +288,10 @@ class Judge10 {
                "the baseline ran with consistency patches");
     Recipe formal = e_.formal;  // the loop ran it with two steps
     formal["steps"] = "2";
-    j_.Require("C10-01", formal == e_.loop.recipe && RecipeId(e_.formal) == e_.manifest_recipe,
-               reason::kConfigDiffers, "loop, manifest and reviewed recipe are not one recipe");
+    j_.Require(
+        "C10-01",
+        formal == e_.loop.recipe && (!e_.has_manifest || RecipeId(e_.formal) == e_.manifest_recipe),
+        reason::kConfigDiffers, "loop, manifest and reviewed recipe are not one recipe");
   }
 
   // RL-10 to RL-16.

@@ -76,6 +76,12 @@ GateJudgement JudgeC6(const Json& evidence) {
     poisons.push_back({item.At("what").Str(), item.At("gradient_before").Hash(),
                        item.At("gradient_after").Hash()});
   }
+  // State of the list that the model does not have: named with a reason, never silent.
+  std::vector<std::pair<std::string, std::string>> absent;
+  if (const std::optional<Field> list = root.MaybeAt("absent")) {
+    for (const Field& item : list->Items())
+      absent.emplace_back(item.At("what").Str(), item.At("why").Str());
+  }
   const bool raises = root.At("weight_change_raises").Bool();
   const Field graph = root.At("graph");
   const int64_t detached = graph.At("detached_outputs").Int(0, INT32_MAX);
@@ -173,7 +179,18 @@ GateJudgement JudgeC6(const Json& evidence) {
     j.Require("C6-06", p.before == p.after, reason::kStateRecomputed,
               fmt::format("the gradient moved when {} changed after the forward", p.what));
   }
-  j.Require("C6-06", poisoned == kPoisons && poisons.size() == kPoisons.size(),
+  for (const auto& [what, why] : absent) {
+    poisoned.insert(what);
+    j.Require("C6-06", why.size() >= 10, reason::kStateRecomputed,
+              fmt::format("{}: `{}` does not say why there is none", what, why));
+    j.NotCovered("C6-06", fmt::format("{}: {}", what, why), "");
+  }
+  // What every trainer has is poisoned, not excused.
+  j.Require(
+      "C6-06",
+      std::none_of(absent.begin(), absent.end(), [](const auto& a) { return a.first == "caches"; }),
+      reason::kStateRecomputed, "buffers of a forward were not poisoned");
+  j.Require("C6-06", poisoned == kPoisons && poisons.size() + absent.size() == kPoisons.size(),
             reason::kStateRecomputed,
             fmt::format("poisoned: {}; {} are wanted", fmt::join(poisoned, ", "),
                         fmt::join(kPoisons, ", ")));

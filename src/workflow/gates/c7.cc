@@ -24,6 +24,7 @@ struct Quantity {
   std::string name, tolerance;
   int64_t elements = 0, equal = 0, differ = 0, non_finite = 0, worst_index = 0;
   uint32_t production = 0, reference = 0;  // f32 words at the worst element
+  std::optional<uint32_t> largest;         // f32 word of the largest reference element
   double error = 0;
   bool all_zero = false;
 };
@@ -68,6 +69,7 @@ std::vector<Quantity> ReadQuantities(const Field& field) {
     q.worst_index = worst.At("index").Int(0, INT64_MAX / 4);
     q.production = worst.At("production").Bits32();
     q.reference = worst.At("reference").Bits32();
+    if (const std::optional<Field> largest = item.MaybeAt("largest")) q.largest = largest->Bits32();
     q.error = item.At("error").Real(0, 1e30);
     out.push_back(std::move(q));
   }
@@ -106,7 +108,7 @@ Evidence Read(const Field& root) {
     Tolerance t;
     t.id = item.At("id").Str();
     t.layer = item.At("layer").OneOf({"operator", "module", "model", "step"});
-    t.metric = item.At("metric").OneOf({"absolute", "relative"});
+    t.metric = item.At("metric").OneOf({"absolute", "relative", "of-largest"});
     t.bound = item.At("bound").Real(0, 1);
     t.reason = item.At("reason").Str();
     e.tolerances.push_back(std::move(t));
@@ -273,7 +275,19 @@ class Judge7 {
     ++used_[tolerance->id];
     const double p = static_cast<double>(std::bit_cast<float>(q.production));
     const double r = static_cast<double>(std::bit_cast<float>(q.reference));
-    const double scale = tolerance->metric == "relative" ? std::fabs(r) : 1.0;
+    double scale = tolerance->metric == "relative" ? std::fabs(r) : 1.0;
+    if (tolerance->metric == "of-largest") {
+      const double largest =
+          q.largest ? std::fabs(static_cast<double>(std::bit_cast<float>(*q.largest))) : 0;
+      if (!j_.Require(
+              "C7-10", std::isfinite(largest) && largest > 0 && largest >= std::fabs(r),
+              reason::kReceiptContradicted,
+              fmt::format("{}: the largest element of the reference is {}, the worst has {}", where,
+                          largest, r))) {
+        return;
+      }
+      scale = largest;
+    }
     const double error = scale == 0 ? std::fabs(p - r) : std::fabs(p - r) / scale;
     j_.Require("C7-10",
                std::isfinite(error) && std::fabs(error - q.error) <= 1e-6 * error + 1e-30 &&
@@ -331,9 +345,10 @@ class Judge7 {
     }
     j_.Require("C7-08", e_.quality_evidence != "falling loss", reason::kLossNotQuality,
                "a falling loss was handed in as quality");
+    // The control may be run for its forwards alone: then quality stays not covered.
+    const bool claimed = e_.quality == "covered";
     j_.Require("C7-07",
-               (e_.quality == "covered") == e_.sft &&
-                   (e_.quality_evidence == "declared evaluation") == e_.sft,
+               claimed == (e_.quality_evidence == "declared evaluation") && (!claimed || e_.sft),
                reason::kLossNotQuality,
                fmt::format("quality is marked {}, its evidence is {}, the control {}", e_.quality,
                            e_.quality_evidence, e_.sft ? "ran" : "did not run"));
@@ -347,6 +362,12 @@ class Judge7 {
       j_.NotCovered("C7-07", "quality not covered: the three-way finetuning control did not run",
                     "run production, surrogate and native on one data order");
       return;
+    }
+    if (!claimed) {
+      j_.NotCovered(
+          "C7-07",
+          fmt::format("quality not covered: the control's evaluation is `{}`", e_.evaluation),
+          "declare an evaluation of quality before the arms run");
     }
     const auto production = e_.arms.find("production"), surrogate = e_.arms.find("surrogate"),
                native = e_.arms.find("native");

@@ -172,6 +172,47 @@ Result<Ran> Collecting::Tare(EvidenceKind kind, const std::vector<std::string>& 
   return ran;
 }
 
+void Collecting::AddFaults(std::string_view side, std::vector<std::string>* args) const {
+  std::string wanted;
+  for (size_t at = 0; at < options_.faults.size();) {
+    const size_t end = std::min(options_.faults.find(',', at), options_.faults.size());
+    const std::string one = options_.faults.substr(at, end - at);
+    at = end + 1;
+    const bool mine = side == "both" || one.ends_with("@both") ||
+                      one.ends_with(std::string("@") + std::string(side));
+    if (mine) wanted += (wanted.empty() ? "" : ",") + one;
+  }
+  if (!wanted.empty()) args->insert(args->end(), {"--fault", wanted});
+}
+
+Status Collecting::Keep(EvidenceKind kind, const std::string& name, Role role,
+                        const Json& document) {
+  TARE_ASSIGN_OR_RETURN(const auto task, OpenWaiting(env_, options_.task, actor_));
+  RunStart start;
+  start.step = options_.gate;
+  start.kind = kind;
+  TARE_ASSIGN_OR_RETURN(
+      start.dependencies,
+      ResolveDependencies(env_, task->state(), {}, {},
+                          keys_.empty() ? std::vector<std::string>{"none"} : keys_));
+  TARE_ASSIGN_OR_RETURN(std::string config,
+                        CanonicalJson({{"schema", "tare-run-config-1"},
+                                       {"command", {"keep", options_.gate, name}},
+                                       {"scripts", Json::array()},
+                                       {"task", Json::object()},
+                                       {"dependencies", DependenciesToJson(start.dependencies)}}));
+  config += '\n';
+  start.content_id = Hex(Sha256Of(config));
+  TARE_ASSIGN_OR_RETURN(const std::string run, task->StartRun(start));
+  TARE_RETURN_IF_ERROR(task->AddBytes(run, "config.json", Role::kConfig, config));
+  TARE_RETURN_IF_ERROR(task->AddBytes(run, "identity.json", Role::kIdentity,
+                                      Text(ExecutionIdentity(env_, {options_.program}, {}))));
+  TARE_RETURN_IF_ERROR(task->AddBytes(run, name, role, Text(document)));
+  RunEnd end;
+  end.exit_code = 0;
+  return task->EndRun(run, end);
+}
+
 Result<Json> Collecting::Facts() {
   if (!facts_.is_null()) return facts_;
   TARE_ASSIGN_OR_RETURN(const Ran ran,
@@ -248,6 +289,7 @@ EvidenceStatus MayRun(const State& state, Staleness* staleness, const std::strin
                    "the task is inference-only: the training loop is not accepted");
   }
   const std::vector<BoardLine> board = Board(state, staleness);
+  EvidenceStatus person{Verdict::kPass, "", ""};
   for (const std::string& need : spec->needs) {
     const auto at = std::find_if(board.begin(), board.end(),
                                  [&](const BoardLine& line) { return line.step == need; });
@@ -260,10 +302,18 @@ EvidenceStatus MayRun(const State& state, Staleness* staleness, const std::strin
                      fmt::format("{} has a recorded pass that no judge of Tare gave", need));
     }
     if (at->verdict == Verdict::kPass) continue;
+    // The first stop is not passed yet: the second has nothing else to wait for, so its materials
+    // can be made.
+    if (spec->stop == "before" && at->verdict == Verdict::kWaitingHuman && IsHumanStop(need)) {
+      person = {Verdict::kWaitingHuman, at->reason,
+                fmt::format("{} waits for a person too: {}", need, at->detail)};
+      continue;
+    }
     const std::string why = at->reason.empty() ? at->detail : at->reason + ", " + at->detail;
     return Refused(reason::kPrerequisiteOpen,
                    fmt::format("{} is {} ({})", need, VerdictName(at->verdict), why));
   }
+  if (person.verdict != Verdict::kPass) return person;
   if (spec->stop == "before") {
     const SignOffStatus signoff = StatusOfSignOff(state, staleness, gate);
     if (signoff.verdict != Verdict::kPass) {
@@ -293,6 +343,13 @@ Result<RunGateReport> RunGate(Env* env, const std::string& actor, const RunGateO
     Staleness staleness(view.state);
     const EvidenceStatus may = MayRun(view.state, &staleness, options.gate);
     if (may.verdict != Verdict::kPass) {
+      if (options.model.empty() && view.state.config() != nullptr) {
+        options.model = view.state.config()->config.String("weights.path");
+      }
+      if (may.verdict == Verdict::kWaitingHuman && options.gate == "C9" && !options.model.empty()) {
+        Collecting materials(env, options, actor);
+        TARE_RETURN_IF_ERROR(PrepareC9(&materials));
+      }
       TARE_ASSIGN_OR_RETURN(const auto task, OpenWaiting(env, options.task, actor));
       TARE_RETURN_IF_ERROR(task->Refuse("run " + options.gate, may.reason, may.detail));
       report.judgement.verdict = report.verdict = may.verdict;

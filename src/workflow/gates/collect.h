@@ -33,6 +33,12 @@ struct RunGateOptions {
   std::string program;             // the tare executable
   std::string workload = "short";  // of C1: "short" or "formal"
   bool quiet = true;               // do not pass on what the commands print
+  // Planted faults, "name@side,...": handed to every command of the gate that takes them, so that a
+  // gate can be seen to fail.
+  std::string faults;
+  std::string text;       // of C7: a text file for the three finetuning arms; empty: none
+  std::string reference;  // of C9: a recipe to compare with, JSON; empty: the loop's own defaults
+  int64_t formal_steps = 100;  // of C9 and C10: updates of the formal recipe
 };
 
 // One command that ran.
@@ -57,6 +63,11 @@ class Collecting {
   // run is of kind `kind` and has no conclusion, so it opens nothing. An error when the command was
   // killed or ended with a status that is no verdict; a verdict that is no pass is not one.
   Result<Ran> Tare(EvidenceKind kind, const std::vector<std::string>& args);
+  // Appends `--fault` with the planted faults of `side` ("rollout", "trainer", "both"), if any.
+  void AddFaults(std::string_view side, std::vector<std::string>* args) const;
+  // Records a document as a run of the gate's step without conclusion: materials for a reviewer,
+  // tolerances before the results.
+  Status Keep(EvidenceKind kind, const std::string& name, Role role, const Json& document);
 
   // What every gate's document says of its subject, and the facts beside it: one `tare inventory
   // --subject` run per collection, kept. Keys: model, weights, recipe, image, contracts; and
@@ -73,6 +84,7 @@ class Collecting {
   void DependOnKeys(std::vector<std::string> keys) { keys_ = std::move(keys); }
   const std::vector<std::string>& keys() const { return keys_; }
   const std::vector<std::string>& depends() const { return depends_; }
+  const std::string& actor() const { return actor_; }
   std::string Now() const;  // RFC 3339 UTC, seconds
 
  private:
@@ -87,6 +99,8 @@ class Collecting {
 using GateCollector = Result<Json> (*)(Collecting* c);
 // nullptr for a gate that Tare does not act for.
 GateCollector FindCollector(std::string_view gate);
+// What a reviewer reads before C9: recorded while the sign-off is missing.
+Status PrepareC9(Collecting* c);
 
 #define TARE_GATE_COLLECTOR(gate, function) Result<Json> function(Collecting* c);
 #include "workflow/gates/collectors.inc"

@@ -1,6 +1,7 @@
 #pragma once
 
-// Shared by the collectors of C5 and C8: one recorded `tare rl run`, read back.
+// Shared by the collectors of C5 to C10: one recorded `tare rl run`, read back, and what a person
+// agreed at C1.
 
 #include <map>
 #include <string>
@@ -11,7 +12,8 @@
 namespace tare::workflow {
 
 struct LoopRun {
-  std::string folder;  // of the receipt, inside the task
+  std::string folder;   // of the receipt, inside the task
+  std::string verdict;  // as `tare rl run` ended
   Json receipt;
   std::map<std::string, std::string> files;  // name -> text of each file that the receipt names
   Json runtime;                              // for LoopFromReceipt
@@ -19,6 +21,19 @@ struct LoopRun {
 };
 // Runs the two-step loop on the collection's model: `arithmetic` where a tokenizer lies beside the
 // weights, else `pattern`. kDataLoss when its receipt cannot be read.
-Result<LoopRun> RecordLoop(Collecting* collecting);
+// `more`: further options of `tare rl run`, which win over the usual ones.
+Result<LoopRun> RecordLoop(Collecting* collecting, const std::vector<std::string>& more = {});
+
+// What C1 agreed, as `agreement` of the evidence of C6, C9 and C10: null until the baseline of C1
+// stands signed.
+Result<Json> AgreementOf(Collecting* collecting);
+Recipe RecipeFromJson(const Json& object);
+
+// The newest evidence document of a gate, as the ledger has it.
+struct RecordedEvidence {
+  std::string sha256, owner, time, verdict;
+  Json document;
+};
+Result<RecordedEvidence> RecordedEvidenceOf(Collecting* collecting, const std::string& gate);
 
 }  // namespace tare::workflow

@@ -174,6 +174,7 @@ TEST_F(CollectTest, ActsJudgesAndRecords) {
   EXPECT_EQ(Open()["C0"], Verdict::kPass);
 }
 
+// GEN-20, TRACK-05: nothing later runs before what it rests on has passed by a judge.
 TEST_F(CollectTest, AGateRestsOnThoseBeforeIt) {
   const RunGateReport early = Run("C3");
   EXPECT_EQ(early.verdict, Verdict::kRefused);

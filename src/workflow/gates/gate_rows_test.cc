@@ -213,6 +213,162 @@ TEST(GateRowsTest, C8) {
   });
 }
 
+// CHEAP-09: level 5 is five things, and each that is taken away refuses by its own reason, whatever
+// the other four show.
+TEST(GateRowsTest, LevelFiveIsFiveThings) {
+  Check({
+      {"C8-07", "C8",
+       [](Json& d) {
+         for (Json& q : At(d, "/loop/versions/0/questions")) {
+           for (Json& r : q["rewards"]) r = 0.5;
+           for (Json& a : q["advantages"]) a = "0x00000000";
+         }
+       },
+       reason::kDegenerateAdvantage},
+      {"C8-03", "C8",
+       [](Json& d) {
+         At(d, "/loop/updates/0/parameters/2/gradient_non_finite") = 1;
+         Total(At(d, "/loop/updates/0"));
+       },
+       reason::kGradientNotMeaningful},
+      {"C8-04", "C8", Set("/loop/updates/0/skipped", true), reason::kMasterUnchanged},
+      {"C8-04", "C8",
+       [](Json& d) {
+         At(d, "/loop/updates/1/parameters/0/master_changed") = 0;
+         Total(At(d, "/loop/updates/1"));
+       },
+       reason::kMasterUnchanged},
+      {"RL-06", "C8",
+       [](Json& d) {
+         Json& word = At(d, "/loop/versions/1/paths/actor/sequences/2/bits/3");
+         const uint32_t bits =
+             static_cast<uint32_t>(std::stoul(word.get<std::string>().substr(2), nullptr, 16));
+         word = Word(bits ^ 1u);
+       },
+       reason::kBitMismatch},
+  });
+}
+
+// C10-09: equal numbers are no 0 diff while weights, tokens, mask or dtype are not the same; with
+// all of them the same, one bit is a fail.
+TEST(GateRowsTest, ZeroDiffHasPreconditions) {
+  const auto both = [](const char* what, const Json& value) {
+    return [what, value](Json& d) {
+      for (const char* path : {"old_logprob", "actor"})
+        At(d, fmt::format("/loop/versions/1/paths/{}/sequences/1/{}", path, what)) = value;
+    };
+  };
+  Check({
+      {"RL-08", "C10", Set("/loop/versions/1/engine_held", H("theta0")),
+       reason::kWeightHashMismatch},
+      {"C8-06", "C10", Set("/loop/versions/1/engine_version", 0), reason::kVersionContradiction},
+      {"C5-11", "C10", both("tokens/0", 7), reason::kTokensDiffer},
+      {"C5-11", "C10", both("prompt/0", 99), reason::kTokensDiffer},
+      {"C5-08", "C10", both("mask/2", 0), reason::kMaskDiffers},
+      {"C5-07", "C10",
+       [](Json& d) {
+         for (auto& [name, path] : At(d, "/loop/versions/1/paths").items()) path["dtype"] = "bf16";
+       },
+       reason::kNotOriginalDtype},
+      {"DISC-12", "C10",
+       [](Json& d) { At(d, "/loop/versions/1/paths/rollout/kind") = "processed"; },
+       reason::kLogprobKind},
+  });
+  Json doc = HonestBundle().at("C10");
+  Json& word = At(doc, "/loop/versions/2/paths/rollout/sequences/5/bits/0");
+  const uint32_t bits =
+      static_cast<uint32_t>(std::stoul(word.get<std::string>().substr(2), nullptr, 16));
+  word = Word(bits ^ 1u);
+  const GateJudgement judged = JudgeC10(doc);
+  EXPECT_EQ(judged.verdict, Verdict::kFail);
+  EXPECT_EQ(judged.reason, reason::kBitMismatch);
+}
+
+// C10 on a machine that delivers to nobody: loop and pairs are judged, manifest and device profile
+// are not covered, and half of a profile is no profile.
+TEST(GateRowsTest, WhatIsNotDeliveredIsNotCovered) {
+  Json doc = HonestBundle().at("C10");
+  doc["commits"] = At(doc, "/pairing/points/0/pairs/0/off/commits");
+  for (const char* part : {"manifest", "profile", "kernels", "scan", "micro", "regressions"})
+    doc[part] = nullptr;
+  const GateJudgement judged = JudgeC10(doc);
+  EXPECT_EQ(judged.verdict, Verdict::kNotCovered) << judged.ToJson().dump(1);
+  Json half = HonestBundle().at("C10");
+  half["micro"] = nullptr;
+  EXPECT_NE(JudgeC10(half).verdict, Verdict::kPass);
+  // The loop is looked at all the same.
+  At(doc, "/loop/updates/0/skipped") = true;
+  EXPECT_EQ(JudgeC10(doc).reason, reason::kMasterUnchanged);
+}
+
+// C6-06: state that a model does not have is named with its reason; what it has is poisoned.
+TEST(GateRowsTest, AbsentStateIsNamed) {
+  Json doc = HonestBundle().at("C6");
+  Json& poisoned = At(doc, "/poisoned");
+  for (size_t i = poisoned.size(); i-- > 0;) {
+    const std::string what = poisoned[i]["what"];
+    if (what == "rng" || what == "scales") poisoned.erase(i);
+  }
+  EXPECT_NE(JudgeC6(doc).verdict, Verdict::kPass);
+  doc["absent"] = {{{"what", "rng"}, {"why", "no operator of a training step draws a number"}},
+                   {{"what", "scales"}, {"why", "no value of the step is quantised by a scale"}}};
+  const GateJudgement named = JudgeC6(doc);
+  EXPECT_EQ(named.verdict, Verdict::kPass) << named.ToJson().dump(1);
+  EXPECT_NE(named.scope.at("not_covered").dump().find("rng"), std::string::npos);
+  At(doc, "/absent/0/why") = "none";
+  EXPECT_EQ(JudgeC6(doc).reason, reason::kStateRecomputed);
+  // Named and poisoned at once is a contradiction, and buffers are not excused.
+  doc = HonestBundle().at("C6");
+  doc["absent"] = Json::array({{{"what", "rng"}, {"why", "no operator draws a number here"}}});
+  EXPECT_NE(JudgeC6(doc).verdict, Verdict::kPass);
+  doc = HonestBundle().at("C6");
+  std::erase_if(At(doc, "/poisoned").get_ref<Json::array_t&>(),
+                [](const Json& p) { return p["what"] == "caches"; });
+  doc["absent"] = Json::array({{{"what", "caches"}, {"why", "this trainer keeps no buffers"}}});
+  EXPECT_NE(JudgeC6(doc).verdict, Verdict::kPass);
+}
+
+// C7-05, C7-10: an error as a share of the tensor's largest element, which must be there and be the
+// largest.
+TEST(GateRowsTest, ErrorsOfTheLargestElement) {
+  Json doc = HonestBundle().at("C7");
+  for (Json& t : At(doc, "/tolerances")) {
+    if (t["id"] == "T-module") t["metric"] = "of-largest", t["bound"] = 0.002;
+  }
+  Json& q = At(doc, "/layers/module/0/quantities/0");
+  q["worst"] = {{"index", 3}, {"production", Word(0.2501f)}, {"reference", Word(0.25f)}};
+  q["largest"] = Word(-2.0f);
+  q["error"] = static_cast<double>(0.2501f - 0.25f) / 2.0;
+  EXPECT_EQ(JudgeC7(doc).verdict, Verdict::kPass) << JudgeC7(doc).ToJson().dump(1);
+  Json changed = doc;
+  At(changed, "/layers/module/0/quantities/0/largest") = Word(0.125f);
+  EXPECT_EQ(JudgeC7(changed).reason, reason::kReceiptContradicted);
+  changed = doc;
+  At(changed, "/layers/module/0/quantities/0").erase("largest");
+  EXPECT_EQ(JudgeC7(changed).reason, reason::kReceiptContradicted);
+  changed = doc;
+  At(changed, "/layers/module/0/quantities/0/error") = 0.25;
+  EXPECT_EQ(JudgeC7(changed).reason, reason::kReceiptContradicted);
+  for (Json& t : At(doc, "/tolerances")) {
+    if (t["id"] == "T-module") t["bound"] = 1e-6;
+  }
+  EXPECT_EQ(JudgeC7(doc).reason, reason::kGradientDiffers);
+}
+
+// C7-07: the control may run for its forwards alone; then quality is not covered, and a claim of it
+// needs its evaluation.
+TEST(GateRowsTest, AControlIsNoQualityByItself) {
+  Json doc = HonestBundle().at("C7");
+  doc["quality"] = "not covered";
+  EXPECT_NE(JudgeC7(doc).verdict, Verdict::kPass);
+  doc["quality_evidence"] = "none";
+  const GateJudgement judged = JudgeC7(doc);
+  EXPECT_EQ(judged.verdict, Verdict::kPass) << judged.ToJson().dump(1);
+  EXPECT_NE(judged.scope.at("not_covered").dump().find("quality not covered"), std::string::npos);
+  doc["quality_evidence"] = "falling loss";
+  EXPECT_EQ(JudgeC7(doc).reason, reason::kLossNotQuality);
+}
+
 TEST(GateRowsTest, C9) {
   Check({
       {"C9-01", "C9", Set("/smoke/launch_script", H("other.sh")), reason::kConfigDiffers},

@@ -138,6 +138,9 @@ Result<Json> Make(const Json& receipt, const std::map<std::string, std::string>&
     recipe[key] = value.is_string() ? value.get<std::string>() : value.dump();
   }
   const Json& ids = receipt.at("identities");
+  // Part of every recipe, and told by the processes alone.
+  recipe["VLLM_BATCH_INVARIANT"] = ids.at("rollout").at("switch").at("effective").dump();
+  recipe["parallelism"] = runtime.at("topology");
   const bool caching = config.at("prefix_caching");
   const std::string temperature = Word(config.at("temperature").get<float>());
   bool flushed = true;

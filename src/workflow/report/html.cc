@@ -19,7 +19,7 @@ constexpr char kStyle[] = R"css(
 details>*{display:block}section,tr,svg{break-inside:avoid}nav{display:none}}
 *{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1080px;margin:0 auto;padding:24px 16px 60px}h1{font-size:24px;margin:0 0 4px}h2{font-size:19px;margin:36px 0 8px}
-p{margin:6px 0}.soft{color:var(--soft)}a{color:var(--link)}nav{margin:12px 0;font-size:14px}nav a{margin-right:12px;white-space:nowrap}
+p{margin:6px 0}.soft{color:var(--soft)}a{color:var(--link)}nav{margin:12px 0;font-size:14px}nav a{display:inline-block;margin-right:12px;white-space:nowrap}
 .pass{color:var(--ok);font-weight:600}.fail,.refused{color:var(--bad);font-weight:600}.other{color:var(--wait);font-weight:600}
 .four{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:12px}.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}
 .card h3{margin:0 0 4px;font-size:15px}.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;margin:8px 0;font-size:14px}

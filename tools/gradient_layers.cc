@@ -1,0 +1,505 @@
+// C7: gradients of operators, modules and the whole model, and one optimizer step, against float64.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include "base/fault.h"
+#include "base/sha256.h"
+#include "models/forward.h"
+#include "models/model.h"
+#include "ops/gate/gate.h"
+#include "ops/linear/linear.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rows.h"
+#include "tools/backward_facts.h"
+#include "trainer/plain_model.h"
+#include "trainer/trainer.h"
+
+namespace tare {
+namespace {
+
+using models::Model;
+using models::ModelConfig;
+using Doubles = std::vector<double>;
+using Floats = std::vector<float>;
+
+std::string Word(float v) { return fmt::format("0x{:08x}", std::bit_cast<uint32_t>(v)); }
+template <typename T>
+std::string DigestOf(const std::vector<T>& v) {
+  return Hex(
+      Sha256Of(std::string_view(reinterpret_cast<const char*>(v.data()), v.size() * sizeof(T))));
+}
+
+Json Inputs(const std::vector<std::pair<const char*, std::pair<std::string, std::string>>>& list) {
+  Json out = Json::object();
+  for (const auto& [name, sides] : list)
+    out[name] = {{"production", sides.first}, {"reference", sides.second}};
+  return out;
+}
+Json CaseOf(const std::string& where, const char* dtype, Json inputs, Json quantities) {
+  return {{"where", where},
+          {"production_dtype", dtype},
+          {"upstream_dtype", dtype},
+          {"upstream_representable", true},
+          {"inputs", std::move(inputs)},
+          {"quantities", std::move(quantities)}};
+}
+
+// ---- operators at the geometry of the model, in f32, against formulas of this file
+
+// Multiples of 1/256 in (-1, 1): exact in f32 and in f64, and in bf16 too.
+Floats Values(int64_t count, uint32_t seed) {
+  Floats out;
+  uint32_t x = seed * 2654435761u + 12345;
+  for (int64_t i = 0; i < count; ++i) {
+    x = x * 1664525u + 1013904223u;
+    out.push_back(static_cast<float>(static_cast<int>((x >> 16) % 255) - 127) / 256);
+  }
+  return out;
+}
+Doubles Wide(const Floats& v) { return {v.begin(), v.end()}; }
+
+ops::Ctx MakeCtx(ThreadPool* pool) {
+  ops::Ctx ctx;
+  ctx.pool = pool;
+  ctx.side = fault::Side::kTrainer;
+  return ctx;
+}
+
+Result<Json> LinearCase(ThreadPool* pool, const ModelConfig& c) {
+  constexpr int64_t kRows = 24;
+  const int64_t n = c.hidden, k = c.hidden;
+  const Floats x = Values(kRows * k, 1), w = Values(n * k, 2), dy = Values(kRows * n, 3);
+  Floats dx(x.size()), dw(w.size());
+  ops::linear::Params p;
+  p.n = n;
+  p.k = k;
+  p.x_dtype = p.w_dtype = p.y_dtype = p.bias_dtype = p.dy_dtype = p.dx_dtype = p.backward_operand =
+      DType::kF32;
+  const std::vector<ops::TokenUnit> units = {{0, kRows}};
+  const ops::Ctx ctx = MakeCtx(pool);
+  ops::Ctx with = ctx;
+  std::vector<char> workspace(
+      static_cast<size_t>(ops::linear::BackwardWorkspaceBytes(ctx, p, kRows, 1)) + 64);
+  with.workspace = workspace.data();
+  with.workspace_bytes = static_cast<int64_t>(workspace.size());
+  ops::linear::BackwardArgs a;
+  a.m = kRows;
+  a.dy = dy.data();
+  a.x = x.data();
+  a.w = w.data();
+  a.units = units;
+  a.dx = dx.data();
+  a.dw = dw.data();
+  TARE_RETURN_IF_ERROR(ops::linear::Backward(with, p, a));
+  const Doubles x64 = Wide(x), w64 = Wide(w), dy64 = Wide(dy);
+  Doubles want_x(x.size()), want_w(w.size());
+  for (int64_t t = 0; t < kRows; ++t) {
+    for (int64_t j = 0; j < n; ++j) {
+      const double g = dy64[static_cast<size_t>(t * n + j)];
+      for (int64_t i = 0; i < k; ++i) {
+        want_x[static_cast<size_t>(t * k + i)] += g * w64[static_cast<size_t>(j * k + i)];
+        want_w[static_cast<size_t>(j * k + i)] += g * x64[static_cast<size_t>(t * k + i)];
+      }
+    }
+  }
+  return CaseOf(fmt::format("linear {}x{}x{}", kRows, n, k), "f32",
+                Inputs({{"input", {DigestOf(x), DigestOf(Floats(x64.begin(), x64.end()))}},
+                        {"weights", {DigestOf(w), DigestOf(Floats(w64.begin(), w64.end()))}},
+                        {"saved state", {DigestOf(x), DigestOf(Floats(x64.begin(), x64.end()))}},
+                        {"upstream", {DigestOf(dy), DigestOf(Floats(dy64.begin(), dy64.end()))}}}),
+                Json::array({GradientQuantity("dx", "operator", dx, want_x),
+                             GradientQuantity("dw", "operator", dw, want_w)}));
+}
+
+Result<Json> NormCase(ThreadPool* pool, const ModelConfig& c) {
+  constexpr int64_t kRows = 24;
+  const int64_t h = c.hidden;
+  const Floats x = Values(kRows * h, 4), w = Values(h, 5), dy = Values(kRows * h, 6);
+  Floats y(x.size()), rstd(kRows), dx(x.size()), dw(w.size());
+  ops::rmsnorm::Params p;
+  p.hidden = h;
+  p.dtype = p.weight_dtype = p.residual_dtype = p.grad_dtype = DType::kF32;
+  p.eps = c.norm_eps;
+  const ops::Ctx ctx = MakeCtx(pool);
+  ops::rmsnorm::Args f;
+  f.rows = kRows;
+  f.x = x.data();
+  f.w = w.data();
+  f.y = y.data();
+  f.rstd = rstd.data();
+  TARE_RETURN_IF_ERROR(ops::rmsnorm::Forward(ctx, p, f));
+  const std::vector<ops::TokenUnit> units = {{0, kRows}};
+  ops::rmsnorm::BackwardArgs a;
+  a.rows = kRows;
+  a.h = x.data();
+  a.w = w.data();
+  a.rstd = rstd.data();
+  a.dy = dy.data();
+  a.dx = dx.data();
+  a.dw = dw.data();
+  a.units = units;
+  TARE_RETURN_IF_ERROR(ops::rmsnorm::Backward(ctx, p, a));
+  Doubles want_x(x.size()), want_w(w.size());
+  for (int64_t t = 0; t < kRows; ++t) {
+    const auto at = [&](int64_t i) { return static_cast<size_t>(t * h + i); };
+    double square = 0, dot = 0;
+    for (int64_t i = 0; i < h; ++i)
+      square += static_cast<double>(x[at(i)]) * static_cast<double>(x[at(i)]);
+    const double r =
+        1 / std::sqrt(square / static_cast<double>(h) + static_cast<double>(c.norm_eps));
+    for (int64_t i = 0; i < h; ++i) {
+      const double g =
+          static_cast<double>(dy[at(i)]) * static_cast<double>(w[static_cast<size_t>(i)]);
+      dot += g * static_cast<double>(x[at(i)]) * r;
+      want_w[static_cast<size_t>(i)] +=
+          static_cast<double>(dy[at(i)]) * static_cast<double>(x[at(i)]) * r;
+    }
+    for (int64_t i = 0; i < h; ++i) {
+      const double g =
+          static_cast<double>(dy[at(i)]) * static_cast<double>(w[static_cast<size_t>(i)]);
+      want_x[at(i)] = r * (g - static_cast<double>(x[at(i)]) * r * dot / static_cast<double>(h));
+    }
+  }
+  // The reference makes its statistic anew from the same input; what was saved is that statistic.
+  return CaseOf(fmt::format("rmsnorm {}x{}", kRows, h), "f32",
+                Inputs({{"input", {DigestOf(x), DigestOf(x)}},
+                        {"weights", {DigestOf(w), DigestOf(w)}},
+                        {"saved state", {DigestOf(x), DigestOf(x)}},
+                        {"upstream", {DigestOf(dy), DigestOf(dy)}}}),
+                Json::array({GradientQuantity("dx", "operator", dx, want_x),
+                             GradientQuantity("dw", "operator", dw, want_w)}));
+}
+
+Result<Json> GateCase(ThreadPool* pool, const ModelConfig& c) {
+  constexpr int64_t kRows = 24;
+  const int64_t n = c.intermediate;
+  Floats gate = Values(kRows * n, 7);
+  for (float& v : gate) v *= 8;
+  const Floats up = Values(kRows * n, 8), dy = Values(kRows * n, 9);
+  Floats dgate(gate.size()), dup(up.size());
+  ops::gate::Params p;
+  p.width = n;
+  p.dtype = p.grad_dtype = DType::kF32;
+  ops::gate::BackwardArgs a;
+  a.rows = kRows;
+  a.gate = gate.data();
+  a.up = up.data();
+  a.dy = dy.data();
+  a.dgate = dgate.data();
+  a.dup = dup.data();
+  TARE_RETURN_IF_ERROR(ops::gate::Backward(MakeCtx(pool), p, a));
+  Doubles want_gate(gate.size()), want_up(up.size());
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double g = static_cast<double>(gate[i]), s = 1 / (1 + std::exp(-g));
+    want_up[i] = static_cast<double>(dy[i]) * g * s;
+    want_gate[i] = static_cast<double>(dy[i]) * static_cast<double>(up[i]) * s * (1 + g * (1 - s));
+  }
+  return CaseOf(fmt::format("gate {}x{}", kRows, n), "f32",
+                Inputs({{"input", {DigestOf(gate), DigestOf(gate)}},
+                        {"weights", {DigestOf(up), DigestOf(up)}},
+                        {"saved state", {DigestOf(gate), DigestOf(gate)}},
+                        {"upstream", {DigestOf(dy), DigestOf(dy)}}}),
+                Json::array({GradientQuantity("dgate", "operator", dgate, want_gate),
+                             GradientQuantity("dup", "operator", dup, want_up)}));
+}
+
+// ---- modules and the model, against trainer/plain_model.h
+
+struct Both {
+  Json inputs;
+  std::vector<std::string> names;
+  std::vector<Floats> production;
+  std::vector<Doubles> reference;
+};
+
+Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dtype) {
+  ModelConfig c = subject.config;
+  if (dtype == DType::kF32) c.dtype = c.residual_dtype = c.rope.dtype = dtype;
+  models::ModelOptions options;
+  options.side = fault::Side::kTrainer;
+  options.max_positions = 128;
+  TARE_ASSIGN_OR_RETURN(Model model, Model::FromTensors(pool, c, subject.tensors, options));
+  std::vector<std::vector<int32_t>> tokens, targets;
+  Floats upstream;
+  const int lengths[] = {14, 23};
+  for (int s = 0; s < 2; ++s) {
+    std::vector<int32_t> t, next;
+    for (int i = 0; i < lengths[s]; ++i)
+      t.push_back(static_cast<int32_t>((s * 131 + i * i * 17 + i * 53 + 7) % c.vocab));
+    next.assign(t.begin() + 1, t.end());
+    for (int i = 0; i + 1 < lengths[s]; ++i)
+      upstream.push_back(static_cast<float>((i * 5 + s) % 9 - 4) / 64);
+    tokens.push_back(t);
+    targets.push_back(next);
+  }
+  models::Batch batch;
+  for (size_t s = 0; s < tokens.size(); ++s) {
+    models::TokenRun run;
+    // The last token is a target alone, for both sides.
+    run.tokens = std::span(tokens[s]).first(targets[s].size());
+    run.targets = targets[s];
+    run.name = fmt::format("s{}", s);
+    batch.runs.push_back(run);
+  }
+  batch.phase = TapPhase::kTrain;
+  const ops::Ctx ctx = MakeCtx(pool);
+  models::Scratch scratch;
+  TARE_ASSIGN_OR_RETURN(models::Gradients gradients, models::Gradients::Zeros(model));
+  models::Tape tape;
+  trainer::DecisionTap tap(nullptr);
+  TARE_RETURN_IF_ERROR(models::Forward(ctx, model, batch, &scratch, &tape, &tap).status());
+  TARE_RETURN_IF_ERROR(models::Backward(ctx, model, batch, {.dlogprob = upstream, .dentropy = {}},
+                                        &tape, &scratch, &gradients));
+  TARE_RETURN_IF_ERROR(models::FinishGradients(ctx, model, &gradients));
+
+  TARE_ASSIGN_OR_RETURN(auto plain, trainer::PlainModel<double>::Create(pool, model));
+  plain.ZeroGradients();
+  std::vector<Doubles> upstream64;
+  std::vector<trainer::PlainModel<double>::Run> runs;
+  size_t at = 0;
+  for (const auto& t : tokens) {
+    upstream64.emplace_back(upstream.begin() + static_cast<std::ptrdiff_t>(at),
+                            upstream.begin() + static_cast<std::ptrdiff_t>(at + t.size() - 1));
+    at += t.size() - 1;
+  }
+  for (size_t s = 0; s < tokens.size(); ++s) runs.push_back({tokens[s], 1, 1.0, upstream64[s]});
+  TARE_RETURN_IF_ERROR(plain.Compute(runs, tap.decisions).status());
+
+  Both out;
+  Sha256 held, read, tokens_a, tokens_b, decided_a, decided_b;
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const models::Parameter& p = model.parameters()[i];
+    const Tensor& g = gradients.of(static_cast<int>(i));
+    out.names.push_back(p.name);
+    out.production.emplace_back(g.as<float>(), g.as<float>() + g.elements());
+    out.reference.push_back(plain.gradient(static_cast<int>(i)));
+    // What each side multiplied with, as f32 words.
+    Floats mine(static_cast<size_t>(p.value.elements()));
+    for (size_t k = 0; k < mine.size(); ++k) {
+      mine[k] = p.value.dtype() == DType::kF32 ? p.value.as<float>()[k]
+                                               : ops::ToFloat(p.value.as<uint16_t>()[k]);
+    }
+    const Doubles& theirs = plain.weight(static_cast<int>(i));
+    const Floats narrow(theirs.begin(), theirs.end());
+    held.Update(mine.data(), mine.size() * sizeof(float));
+    read.Update(narrow.data(), narrow.size() * sizeof(float));
+  }
+  for (size_t s = 0; s < tokens.size(); ++s) {
+    // Rows and their targets, as each side has them.
+    tokens_a.Update(batch.runs[s].tokens.data(), batch.runs[s].tokens.size_bytes());
+    tokens_a.Update(batch.runs[s].targets.data(), batch.runs[s].targets.size_bytes());
+    const std::span<const int32_t> all = runs[s].tokens;
+    tokens_b.Update(all.data(), all.first(all.size() - 1).size_bytes());
+    tokens_b.Update(all.data() + 1, all.first(all.size() - 1).size_bytes());
+  }
+  for (const auto& [layer, ids] : tap.decisions) {
+    decided_a.Update(ids.data(), ids.size() * sizeof(int32_t));
+    decided_b.Update(ids.data(), ids.size() * sizeof(int32_t));
+  }
+  Floats arrived;
+  for (const Doubles& d : upstream64) arrived.insert(arrived.end(), d.begin(), d.end());
+  out.inputs = Inputs({{"input", {Hex(tokens_a.Finish()), Hex(tokens_b.Finish())}},
+                       {"weights", {Hex(held.Finish()), Hex(read.Finish())}},
+                       {"saved state", {Hex(decided_a.Finish()), Hex(decided_b.Finish())}},
+                       {"upstream", {DigestOf(upstream), DigestOf(arrived)}}});
+  return out;
+}
+
+Json Quantities(const Both& both, const char* tolerance) {
+  Json out = Json::array();
+  for (size_t i = 0; i < both.names.size(); ++i)
+    out.push_back(
+        GradientQuantity(both.names[i], tolerance, both.production[i], both.reference[i]));
+  return out;
+}
+
+std::string TypeOf(const models::LayerConfig& l) {
+  return fmt::format("{}{}{}", l.window > 0 ? "window" : "full", l.sink ? "+sink" : "",
+                     l.moe ? "+moe" : "+mlp");
+}
+
+// One update from production's own gradient, followed in f64: clip, moments, decay, master.
+Result<Json> StepQuantities(ThreadPool* pool, const BackwardSubject& subject) {
+  models::ModelOptions model_options;
+  model_options.side = fault::Side::kTrainer;
+  model_options.max_positions = 128;
+  TARE_ASSIGN_OR_RETURN(Model model,
+                        Model::FromTensors(pool, subject.config, subject.tensors, model_options));
+  trainer::Options options;
+  options.max_gradient_norm = 0.05f;
+  options.adamw.weight_decay = 0.1f;
+  TARE_ASSIGN_OR_RETURN(const auto t, trainer::Trainer::Create(pool, std::move(model), options));
+  trainer::Sequence lesson;
+  lesson.name = "step";
+  for (int i = 0; i < 20; ++i)
+    lesson.tokens.push_back(static_cast<int32_t>((i * i * 17 + i * 53 + 7) % subject.config.vocab));
+  const std::vector<trainer::Sequence> lessons = {lesson};
+  TARE_RETURN_IF_ERROR(t->Accumulate(lessons, trainer::Loss::kCrossEntropy, {}, "step").status());
+  double square = 0;
+  const size_t count = t->masters().size();
+  std::vector<Floats> g(count), before(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor& from = t->gradient(static_cast<int>(i));
+    g[i].assign(from.as<float>(), from.as<float>() + from.elements());
+    before[i].assign(t->masters()[i].as<float>(), t->masters()[i].as<float>() + from.elements());
+    for (const float v : g[i]) square += static_cast<double>(v) * static_cast<double>(v);
+  }
+  const auto& adamw = t->options().adamw;
+  const double beta1 = static_cast<double>(adamw.beta1), beta2 = static_cast<double>(adamw.beta2),
+               eps = static_cast<double>(adamw.eps);
+  constexpr float kRate = 1e-3f;
+  const double lr = static_cast<double>(kRate);
+  const double factor = std::min(
+      1.0, static_cast<double>(t->options().max_gradient_norm) / (std::sqrt(square) + 1e-6));
+  TARE_ASSIGN_OR_RETURN(const trainer::StepReport done, t->Apply(kRate));
+  if (done.skipped) return Error(Code::kAborted, "the step was skipped: {}", done.skipped_why);
+  Json out = {{"masters", Json::array()},
+              {"first_moments", Json::array()},
+              {"second_moments", Json::array()}};
+  for (size_t i = 0; i < count; ++i) {
+    const models::Parameter& p = t->model().parameters()[i];
+    const bool decays =
+        p.kind == models::ParameterKind::kLinear || p.kind == models::ParameterKind::kEmbedding;
+    const double decay = decays ? static_cast<double>(adamw.weight_decay) : 0;
+    Doubles m(g[i].size()), v(g[i].size()), w(g[i].size());
+    for (size_t k = 0; k < g[i].size(); ++k) {
+      const double d = static_cast<double>(g[i][k]) * factor;
+      m[k] = (1 - beta1) * d;
+      v[k] = (1 - beta2) * d * d;
+      w[k] = static_cast<double>(before[i][k]) * (1 - lr * decay) -
+             lr * (m[k] / (1 - beta1)) / (std::sqrt(v[k] / (1 - beta2)) + eps);
+    }
+    const auto floats = [&](const Tensor& from) {
+      return Floats(from.as<float>(), from.as<float>() + from.elements());
+    };
+    out["masters"].push_back(GradientQuantity(p.name, "step", floats(t->masters()[i]), w));
+    out["first_moments"].push_back(
+        GradientQuantity(p.name, "step", floats(t->first_moments()[i]), m));
+    out["second_moments"].push_back(
+        GradientQuantity(p.name, "step", floats(t->second_moments()[i]), v));
+  }
+  return out;
+}
+
+}  // namespace
+
+BackwardSubject OneLayerOf(const BackwardSubject& subject, size_t layer) {
+  BackwardSubject out;
+  out.config = subject.config;
+  out.config.layers = {subject.config.layers[layer]};
+  const std::string mine = fmt::format("model.layers.{}.", layer);
+  for (const auto& [name, tensor] : subject.tensors) {
+    if (name.starts_with(mine)) {
+      out.tensors.emplace_back("model.layers.0." + name.substr(mine.size()), tensor);
+    } else if (!name.starts_with("model.layers.")) {
+      out.tensors.emplace_back(name, tensor);
+    }
+  }
+  return out;
+}
+
+Json BackwardTolerances() {
+  const auto one = [](const char* id, const char* layer, double bound, const char* why) {
+    return Json{
+        {"id", id}, {"layer", layer}, {"metric", "of-largest"}, {"bound", bound}, {"reason", why}};
+  };
+  return Json::array(
+      {one("operator", "operator", 1e-4,
+           "f32 chains of some thousand terms, 2^-24 each in a random walk, and one exponential of "
+           "2^-22; a hundred times that"),
+       one("module", "module", 5e-3,
+           "f32; the short polynomial of attention's exponential gives 2^-13 of a probability, "
+           "over "
+           "a dozen places 4e-4; ten times it"),
+       one("model", "model", 0.1,
+           "bf16 activations: some 120 roundings of 2^-9 lie on a path, 2.1 % in a random walk; "
+           "five times it"),
+       one("step", "step", 1e-5,
+           "clip, moments and master are a dozen f32 roundings of 2^-24; ten times their sum")});
+}
+
+Json GradientQuantity(const std::string& name, const std::string& tolerance,
+                      const Floats& production, const Doubles& reference) {
+  int64_t equal = 0, non_finite = 0, worst = 0;
+  bool zero = true;
+  float largest = 0;
+  double error = -1;
+  for (size_t k = 0; k < production.size(); ++k) {
+    const float r = static_cast<float>(reference[k]), p = production[k];
+    equal += std::bit_cast<uint32_t>(p) == std::bit_cast<uint32_t>(r);
+    non_finite += !std::isfinite(p);
+    zero = zero && p == 0;
+    if (std::fabs(r) > std::fabs(largest)) largest = r;
+    const double d = std::fabs(static_cast<double>(p) - static_cast<double>(r));
+    if (d > error || !(d == d)) {
+      error = d == d ? d : 1e30;
+      worst = static_cast<int64_t>(k);
+    }
+  }
+  const auto count = static_cast<int64_t>(production.size());
+  const auto at = static_cast<size_t>(worst);
+  const float r = static_cast<float>(reference[at]);
+  const double scale = std::fabs(static_cast<double>(largest));
+  return {
+      {"name", name},
+      {"tolerance", tolerance},
+      {"elements", count},
+      {"bitwise_equal", equal},
+      {"bitwise_different", count - equal},
+      {"non_finite", non_finite},
+      {"all_zero", zero},
+      {"worst", {{"index", worst}, {"production", Word(production[at])}, {"reference", Word(r)}}},
+      {"largest", Word(largest)},
+      {"error", scale > 0 ? error / scale : error}};
+}
+
+Result<Json> GradientLayers(ThreadPool* pool, const BackwardSubject& subject) {
+  Json out = {{"layers", {{"operator", Json::array()}, {"module", Json::array()}}}};
+  for (const auto& make : {LinearCase, NormCase, GateCase}) {
+    TARE_ASSIGN_OR_RETURN(Json one, make(pool, subject.config));
+    out["layers"]["operator"].push_back(std::move(one));
+  }
+  std::vector<std::string> types;
+  for (size_t l = 0; l < subject.config.layers.size(); ++l) {
+    const std::string type = TypeOf(subject.config.layers[l]);
+    if (std::count(types.begin(), types.end(), type) > 0) continue;
+    types.push_back(type);
+    TARE_ASSIGN_OR_RETURN(const Both both, Compute(pool, OneLayerOf(subject, l), DType::kF32));
+    out["layers"]["module"].push_back(CaseOf(fmt::format("layer {} ({})", l, type), "f32",
+                                             both.inputs, Quantities(both, "module")));
+  }
+  TARE_ASSIGN_OR_RETURN(const Both whole, Compute(pool, subject, DType::kBF16));
+  out["layers"]["model"] =
+      Json::array({CaseOf("all layers", "bf16", whole.inputs, Quantities(whole, "model"))});
+  out["parameters"] = whole.names;
+  TARE_ASSIGN_OR_RETURN(out["step"], StepQuantities(pool, subject));
+  // A planted change of the backward: production must follow it, the reference must not.
+  const auto digest = [](const auto& list) {
+    Sha256 d;
+    for (const auto& v : list) d.Update(v.data(), v.size() * sizeof(v[0]));
+    return Hex(d.Finish());
+  };
+  const BackwardSubject one = OneLayerOf(subject, 0);
+  TARE_ASSIGN_OR_RETURN(const Both before, Compute(pool, one, DType::kF32));
+  const std::string selected = fault::Selected();
+  TARE_RETURN_IF_ERROR(fault::Select(selected + (selected.empty() ? "" : ",") +
+                                     "rope.gradient_not_rotated_back@trainer"));
+  const Result<Both> after = Compute(pool, one, DType::kF32);
+  TARE_RETURN_IF_ERROR(fault::Select(selected));
+  if (!after.ok()) return after.status();
+  out["perturbation"] = {{"production_before", digest(before.production)},
+                         {"production_after", digest(after->production)},
+                         {"reference_before", digest(before.reference)},
+                         {"reference_after", digest(after->reference)}};
+  out["code"] = {
+      {"production", {"src/models/backward.cc", "src/ops: the backwards of the registry"}},
+      {"reference", {"src/trainer/plain_model.cc", "tools/gradient_layers.cc: formulas in f64"}}};
+  return out;
+}
+
+}  // namespace tare
