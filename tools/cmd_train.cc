@@ -68,6 +68,7 @@ Result<Data> ReadData(const Options& o, const Checkpoint& checkpoint) {
     digest.Update(s.tokens.data(), s.tokens.size() * sizeof(int32_t));
     (line % 5 == 0 ? data.held_out : data.train).push_back(std::move(s));
   }
+  data.sha256 = Hex(digest.Finish());
   if (data.train.empty() || data.held_out.empty()) {
     return InvalidArgument(
         "{}: {} training and {} held-out lines; one example a line, at least five lines", o.text,
