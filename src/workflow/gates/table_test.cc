@@ -149,8 +149,8 @@ TEST(GateTableTest, EveryCommandExists) {
   for (const Problem& p : TheWorkflow().problems) check(p.id, p.commands);
 }
 
-// FIND-01 to FIND-18, the routing of each: the right row is first or second for each of at least three
-// phrasings. What a row asks beyond its routing is not met by this.
+// FIND-01 to FIND-18, the routing of each: the right row is first or second for each of at least
+// three phrasings. What a row asks beyond its routing is not met by this.
 TEST(FindTest, PhrasingsLeadToTheirRow) {
   std::istringstream lines(ReadAll(TARE_SOURCE_DIR "/tests/data/find/phrasings.tsv"));
   std::map<std::string, int> per_row;
