@@ -1,8 +1,7 @@
 // rmsnorm on CUDA: a warp for each row, the row's values kept in shared memory between the sum and
 // the product; the weight's gradient by blocks of 32 columns, a warp for each token lane.
 
-#include "ops/cuda/rows.cuh"
-#include "ops/rmsnorm/rmsnorm_cuda.h"
+#include "ops/rmsnorm/rmsnorm_bulk.cuh"
 
 namespace tare::ops::rmsnorm {
 namespace {
@@ -11,16 +10,6 @@ using namespace tare::ops::cuda;  // NOLINT(google-build-using-namespace)
 
 constexpr int kWarps = 4;
 constexpr int kBatch = 8;  // chunks whose loads are in flight together
-
-struct ForwardArgs {
-  int64_t rows, width;
-  const void *x, *residual, *w;
-  void *y, *residual_out;
-  float* rstd;
-  float inverse, eps;
-  bool w_f32, unit_offset;
-  bool staged;  // the row fits in shared memory; else it is read again
-};
 
 // kResidual: h = round(x + residual) of dtype R; else h is x.
 template <typename T, typename R, bool kResidual, bool kVec>
@@ -255,6 +244,27 @@ __global__ void rmsnorm_faulty_kernel(const __grid_constant__ ForwardArgs a, boo
   }
 }
 
+// Rows enough for the copy engine's kernel to pay, all of its widths and addresses.
+constexpr int64_t kBulkRows = 512;
+bool CanBulk(const Params& p, const ForwardArgs& a) {
+  return p.dtype == DType::kBF16 && a.rows >= kBulkRows && p.hidden % 128 == 0 &&
+         Aligned16({a.x, a.y, a.residual, a.residual_out});
+}
+
+template <typename R, bool kResidual>
+Status RunBulk(const Ctx& ctx, const ForwardArgs& a) {
+  auto* const kernel = &rmsnorm_bulk_kernel<R, kResidual>;
+  const size_t weight = BulkBytesOfWeight(a.width), warp = BulkBytesOfWarp<R, kResidual>(a.width);
+  const size_t warps = std::min<size_t>(kBulkMostWarps, (kMostShared - weight) / warp);
+  const size_t shared = weight + warps * warp;
+  TARE_RETURN_IF_ERROR(AllowShared(kernel, shared));
+  TARE_ASSIGN_OR_RETURN(const unsigned sms, Multiprocessors());
+  // As many CTAs as fit beside each other.
+  const auto beside = static_cast<unsigned>(std::max<size_t>(1, kMostShared / shared));
+  kernel<<<sms * std::min(beside, 4u), 32 * static_cast<unsigned>(warps), shared, Stream(ctx)>>>(a);
+  return Launched();
+}
+
 template <class Kernel, class KernelArgs>
 Status Run(Kernel* kernel, const Ctx& ctx, const KernelArgs& a, size_t shared) {
   TARE_RETURN_IF_ERROR(AllowShared(kernel, shared));
@@ -301,6 +311,12 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
       const bool vec = p.hidden % 4 == 0 && Aligned4(a.x, p.dtype) && Aligned4(a.y, p.dtype) &&
                        Aligned4(a.w, p.weight_dtype) && Aligned4(a.residual, p.residual_dtype) &&
                        Aligned4(a.residual_out, p.residual_dtype);
+      if constexpr (sizeof(T) == 2) {
+        const bool fits =
+            BulkBytesOfWeight(p.hidden) + BulkBytesOfWarp<R, true>(p.hidden) * 2 <= kMostShared;
+        if (fits && CanBulk(p, a))
+          return p.add_residual ? RunBulk<R, true>(ctx, a) : RunBulk<R, false>(ctx, a);
+      }
       if (p.add_residual) {
         return vec ? Run(&rmsnorm_forward_kernel<T, R, true, true>, ctx, a, shared)
                    : Run(&rmsnorm_forward_kernel<T, R, true, false>, ctx, a, shared);
