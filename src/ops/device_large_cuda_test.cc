@@ -135,6 +135,8 @@ TEST_F(DeviceLargeCuda, RmsnormOfManyRows) {
           }
         }
         x.mutable_as<uint16_t>()[5 * width + 3] = 0x7fc0;  // a NaN in one row
+        const Tensor gradient[] = {RandomBits(DType::kBF16, {kRows, width}, rng, true),
+                                   RandomBits(DType::kF32, {kRows, width}, rng, true)};
         const auto run = [&](Device device, std::vector<Tensor>& out) {
           const Tensor in = To(x, device), weight = To(w, device);
           out = {To(*x.Clone(), device), To(*r.Clone(), device),
@@ -148,7 +150,25 @@ TEST_F(DeviceLargeCuda, RmsnormOfManyRows) {
           a.rows = kRows, a.x = in.data(), a.w = weight.data();
           a.y = out[0].mutable_data(), a.rstd = static_cast<float*>(out[2].mutable_data());
           if (add) a.residual = out[1].data(), a.residual_out = out[1].mutable_data();
-          return rmsnorm::Forward(ctx, p, a);
+          TARE_RETURN_IF_ERROR(rmsnorm::Forward(ctx, p, a));
+          // Backward over units of several lengths, the other gradient added in place.
+          const Tensor rstd = out[2];
+          const Tensor h = add ? out[1] : in;
+          for (const DType grad : {DType::kBF16, DType::kF32}) {
+            const Tensor dy = To(gradient[grad == DType::kF32], device);
+            out.push_back(To(*gradient[grad == DType::kF32].Clone(), device));
+            Tensor dx = out.back();
+            out.push_back(To(Make(DType::kF32, {width}), device));
+            const std::vector<TokenUnit> units = {{0, 517}, {520, 31}, {600, 500}};
+            rmsnorm::BackwardArgs b;
+            b.rows = kRows, b.h = h.data(), b.w = weight.data(), b.dy = dy.data();
+            b.rstd = static_cast<const float*>(rstd.data()), b.units = units;
+            b.dx = dx.mutable_data(), b.dw = static_cast<float*>(out.back().mutable_data());
+            if (add) b.dresidual_out = dx.data();
+            p.grad_dtype = grad;
+            TARE_RETURN_IF_ERROR(rmsnorm::Backward(ctx, p, b));
+          }
+          return Ok();
         };
         std::vector<Tensor> want, got;
         const Status cpu = run(Device::kCpu, want), cuda = run(Device::kCuda, got);
