@@ -1,106 +1,183 @@
 #!/usr/bin/env bash
-# Runs every CUDA test and bench of a build on this machine's GPU, in parts of a few minutes, and
-# writes what came out to DIR/<device>-<date>.md with the benches' JSON beside it.
+# Runs every CUDA test, memory checker, audit and bench of a build on this machine's GPU, in parts of a
+# few minutes each, and writes what came out to DIR/<device>-<date>.md and .json, the benches' own JSON
+# beside them.
 #
-#   scripts/gpu_check.sh [--build build/cuda] [--out docs/results] [--only PART,...]
+#   scripts/gpu_check.sh [--build build/cuda] [--out docs/results] [--model models/smollm2]
+#                        [--only PATTERN,...] [--list]
 #
-# A part is a test binary (its *Cuda* tests, quick and slow apart), a memory checker over a bench's
-# `bits`, a bench's `table`, or a bench beside a peer that lives in Python. The report is rewritten
-# after every part, so that a run that is cut keeps what it has; a part that is already in DIR/.parts
-# for the same commit is not run again.
-# Card settings are read, never changed. Exit 0 when every part passed, 1 when one failed, 69 without
-# a device.
+# A part is the quick *Cuda* tests of one binary, one slow test, a memory checker over a bench's `bits-small`,
+# `tare audit` of one model and profile, a bench's `table`, or a bench beside a peer that lives in Python.
+# --list prints their names; --only takes names or shell patterns of them ('test-*,audit-*').
+# Progress is one line a part. Both reports are rewritten after every part, so that a run that is cut keeps what it
+# has: run it again, and parts that passed for the same commit (DIR/.parts) are not run again.
+# Card settings are read, never changed. Exit 0 when every part asked for passed, 1 when one failed, 69
+# without a device.
 set -uo pipefail
 build=build/cuda
 out=docs/results
+model=models/smollm2
 only=""
+list=0
 while [ $# -gt 0 ]; do
   case "$1" in
     --build) build=${2:?--build needs a folder}; shift 2 ;;
     --out) out=${2:?--out needs a folder}; shift 2 ;;
+    --model) model=${2:?--model needs a checkpoint}; shift 2 ;;
     --only) only=${2:?--only needs part names}; shift 2 ;;
+    --list) list=1; shift ;;
     *) echo "unknown argument $1; see the head of this script" >&2; exit 64 ;;
   esac
 done
-nvidia-smi -L >/dev/null 2>&1 || { echo "no NVIDIA device here" >&2; exit 69; }
-query() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -1; }
+[ -d "$build" ] || { echo "no build at $build; cmake --preset cuda && cmake --build build/cuda" >&2; exit 66; }
+build=$(realpath "$build")
+scripts=$(realpath "$(dirname "$0")")
+[ ! -e "$model" ] || model=$(realpath "$model")
+if [ $list = 0 ]; then
+  nvidia-smi -L >/dev/null 2>&1 || { echo "no NVIDIA device here" >&2; exit 69; }
+fi
+query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
 device=$(query name | tr 'A-Z ' 'a-z-')
 commit=${TARE_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 date=$(date -u +%F)
 mkdir -p "$out/.parts"
+out=$(realpath "$out")
 report=$out/$device-$date.md
+json=$out/$device-$date.json
+parts=()
 failed=0
+clocks_at_start="SM $(query clocks.sm), memory $(query clocks.mem)"
 
-# write_report: the head, then every part's text in the order of running.
-write_report() {
+quoted() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g')"; }
+
+# write_reports: the head, then every part that has run, in the order of running.
+write_reports() {
+  local now
+  now="SM $(query clocks.sm), memory $(query clocks.mem), limit $(query clocks.max.sm), $(query power.draw) of"
+  now="$now $(query power.limit), $(query temperature.gpu) C"
   {
     echo "# $(query name), $date"
     echo
-    echo "Commit $commit. Driver $(query driver_version); clocks at the start: $clocks_at_start; now:" \
-      "SM $(query clocks.sm), memory $(query clocks.mem), limit $(query clocks.max.sm), $(query power.draw) of" \
-      "$(query power.limit), $(query temperature.gpu) C. Made by \`scripts/gpu_check.sh\`."
+    echo "Commit $commit. Driver $(query driver_version); clocks at the start: $clocks_at_start; now: $now." \
+      "Made by \`scripts/gpu_check.sh\`."
     for part in "${parts[@]}"; do
-      [ -f "$out/.parts/$part.$commit.txt" ] || continue
+      [ -f "$out/.parts/$part.$commit.status" ] || continue
       echo
       echo "## $part: $(cat "$out/.parts/$part.$commit.status")"
       echo
       cat "$out/.parts/$part.$commit.txt"
     done
   } >"$report.new" && mv "$report.new" "$report"
+  {
+    echo "{\"schema\": \"tare.gpu_check.1\", \"device\": $(quoted "$(query name)"),"
+    echo " \"driver\": $(quoted "$(query driver_version)"), \"commit\": $(quoted "$commit"), \"date\": \"$date\","
+    echo " \"clocks_at_start\": $(quoted "$clocks_at_start"), \"clocks_now\": $(quoted "$now"),"
+    echo " \"parts\": ["
+    local first=1
+    for part in "${parts[@]}"; do
+      [ -f "$out/.parts/$part.$commit.status" ] || continue
+      [ $first = 1 ] || echo ","
+      first=0
+      local status
+      status=$(cat "$out/.parts/$part.$commit.status")
+      printf '  {"name": %s, "passed": %s, "outcome": %s}' "$(quoted "$part")" \
+        "$(case $status in pass*) echo true ;; *) echo false ;; esac)" "$(quoted "$status")"
+    done
+    echo
+    echo " ]}"
+  } >"$json.new" && mv "$json.new" "$json"
 }
 
-# part NAME SECONDS FILTER COMMAND...: one timed part; FILTER is the pattern of lines for the report.
+wanted() {
+  [ -n "$only" ] || return 0
+  local pattern
+  for pattern in ${only//,/ }; do
+    # shellcheck disable=SC2053  # a pattern is meant
+    [[ $1 == $pattern ]] && return 0
+  done
+  return 1
+}
+
+# part NAME SECONDS FILTER COMMAND...: one timed part, run from the build folder as ctest does; FILTER is the
+# pattern of lines for the report.
 part() {
   local name=$1 limit=$2 filter=$3
   shift 3
   parts+=("$name")
-  if [ -n "$only" ] && [[ ",$only," != *",$name,"* ]]; then return; fi
+  if [ $list = 1 ]; then
+    echo "$name"
+    return
+  fi
   local base=$out/.parts/$name.$commit
   if [ -f "$base.status" ] && grep -q '^pass' "$base.status"; then
     echo "[$name] already passed for $commit"
     return
   fi
+  wanted "$name" || return
   echo "[$name] ..."
   local begin=$SECONDS
-  timeout "$limit" "$@" >"$base.log" 2>&1
-  local rc=$?
-  local verdict=pass
-  [ $rc -eq 0 ] || { verdict="fail (exit $rc)"; failed=1; }
-  [ $rc -eq 124 ] && verdict="fail (cut at $limit s)"
+  (cd "$build" && timeout "$limit" "$@") >"$base.log" 2>&1
+  local rc=$? verdict=pass
+  [ $rc -eq 0 ] || verdict="fail (exit $rc)"
+  [ $rc -ne 124 ] || verdict="fail (cut at $limit s)"
+  # A test binary that skipped everything has shown nothing.
+  if [ $rc -eq 0 ] && grep -q '^\[  SKIPPED' "$base.log" && ! grep -q '^\[       OK' "$base.log"; then
+    verdict="fail (every test was skipped)"
+  fi
+  [[ $verdict == pass ]] || failed=1
   grep -E "$filter" "$base.log" >"$base.txt"
   # What explains a failure: the end of the log, as it is.
-  [ $rc -eq 0 ] || { echo '```'; tail -20 "$base.log"; echo '```'; } >>"$base.txt"
+  [[ $verdict == pass ]] || { echo '```'; tail -20 "$base.log"; echo '```'; } >>"$base.txt"
   echo "$verdict, $((SECONDS - begin)) s" >"$base.status"
   echo "[$name] $(cat "$base.status")"
-  write_report
+  write_reports
 }
 
-clocks_at_start="SM $(query clocks.sm), memory $(query clocks.mem)"
-parts=()
+# Names of a test binary's tests under a filter, suite and test joined, parameters' comments left out.
+tests_of() {
+  (cd "$build" && "$1" --gtest_list_tests --gtest_filter="$2" 2>/dev/null) |
+    sed 's/ *#.*//' | awk '/^[^ ]/ {suite = $1; next} /^  / {print suite $1}'
+}
+
+results='^\[  (     OK|FAILED|PASSED|SKIPPED)|Failure|golden|calls equal|digest'
 for test in "$build"/tests/*_test; do
   [ -x "$test" ] || continue
   name=$(basename "$test" _test)
-  "$test" --gtest_list_tests --gtest_filter='*Cuda*' 2>/dev/null | grep -q '^  ' || continue
-  part "test-$name" 300 '^\[  (     OK|FAILED|PASSED|SKIPPED)|Failure|golden' "$test" --gtest_filter='*Cuda*-*Slow*'
-  "$test" --gtest_list_tests --gtest_filter='*Cuda*Slow*' 2>/dev/null | grep -q '^  ' || continue
-  part "test-$name-slow" 400 '^\[  (     OK|FAILED|PASSED|SKIPPED)|Failure' "$test" --gtest_filter='*Cuda*Slow*'
+  [ -n "$(tests_of "$test" '*Cuda*-*Slow*')" ] || continue
+  part "test-$name" 300 "$results" "$test" --gtest_filter='*Cuda*-*Slow*'
+  for slow in $(tests_of "$test" '*Cuda*Slow*'); do
+    part "test-$name-$(tr '/' '.' <<<"$slow")" 400 "$results" "$test" --gtest_filter="$slow"
+  done
 done
 for bench in "$build"/bench/*_cuda_bench; do
   [ -x "$bench" ] || continue
   name=$(basename "$bench" _cuda_bench)
-  if command -v compute-sanitizer >/dev/null; then
+  if command -v compute-sanitizer >/dev/null || [ $list = 1 ]; then
     for tool in memcheck racecheck initcheck; do
-      part "$tool-$name" 240 'SUMMARY|comparisons|Error|Race|hazard' \
+      part "$tool-$name" 300 'SUMMARY|comparisons|ran$|Error|Race|hazard' \
         compute-sanitizer --tool $tool --error-exitcode 9 "$bench" bits-small
     done
   fi
+done
+if [ -x "$build/tare" ]; then
+  part audit-qwen3-8b-layer 300 'differ|tokens' "$build/tare" audit qwen3-8b-layer
+  if [ -e "$model" ] || [ $list = 1 ]; then
+    for profile in sm90-mma ieee-f32; do
+      part "audit-model-$profile" 300 'differ|tokens' "$build/tare" audit "$model" --profile $profile
+    done
+  fi
+fi
+for bench in "$build"/bench/*_cuda_bench; do
+  [ -x "$bench" ] || continue
+  name=$(basename "$bench" _cuda_bench)
   part "bench-$name" 400 '^\||geometric|copy|cuBLAS' "$bench" table "$out/$device-$date.$name.json"
 done
 # Peers that live in Python, where it has them.
 if [ -x "$build/bench/attention_cuda_bench" ] && python3 -c 'import torch' 2>/dev/null; then
-  part "peer-attention" 400 '^\||PyTorch' python3 "$(dirname "$0")/attention_peer.py" \
+  part "peer-attention" 400 '^\||PyTorch' python3 "$scripts/attention_peer.py" \
     "$build/bench/attention_cuda_bench" "$out/$device-$date.attention-peer.json"
 fi
-write_report
+[ $list = 1 ] && exit 0
+write_reports
 echo "report: $report"
 exit $failed

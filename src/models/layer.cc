@@ -233,9 +233,11 @@ Status LayerPass::Attention(int64_t layer, const Tensor& x, Tensor* out, Tape::L
   if (params.sink) args.sink = static_cast<const float*>(model_.sink_f32(layer).data());
   TARE_ASSIGN_OR_RETURN(
       *out, Buffer("attn", saved ? &saved->attn : nullptr, c.dtype, {rows, c.q_width()}));
-  args.out = out->mutable_data();
-  // Rows of no run are not written, and the next operator reads them.
+  // Rows of no run are not written, and the next operator reads them. On a device the zeros are
+  // other memory, so the tape and the operator are told after it.
   if (prepared_.padded) TARE_RETURN_IF_ERROR(SetZero(out));
+  if (saved != nullptr) saved->attn = *out;
+  args.out = out->mutable_data();
   if (saved != nullptr) {
     TARE_ASSIGN_OR_RETURN(Tensor lse2, Buffer("", &saved->lse2, DType::kF32, {rows, c.q_heads}));
     args.lse2 = static_cast<float*>(lse2.mutable_data());

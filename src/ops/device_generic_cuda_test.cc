@@ -9,6 +9,7 @@
 
 #include <set>
 
+#include "ops/cuda/fresh_process.h"
 #include "ops/cuda/refusal.h"
 #include "ops/fault_cases.h"
 #include "tensor/device_memory.h"
@@ -346,6 +347,30 @@ TEST_P(DeviceGenericCuda, AFaultPlantedOnTheDeviceIsSeenFromTheCpu) {
     ++planted;
   }
   if (planted == 0) GTEST_SKIP() << op_->name << " has no row-operator fault";
+}
+
+// Every key of every operator with a CUDA part, forward and backward, in this process and in three
+// that are started for it.
+TEST(FreshProcessCuda, EveryOperatorGivesTheSameBits) {
+  if (!CudaDeviceReady()) GTEST_SKIP() << "no CUDA device of compute capability 9.0";
+  cuda::Digest digest;
+  for (const std::string& name : DeviceOps()) {
+    const OpInfo* op = FindOp(name);
+    for (const OpKey& key : op->keys) {
+      Case c(op, key, 131, 17);
+      c.Forward();  // what the backward starts from
+      OnCuda there(c);
+      ASSERT_TRUE(there.Forward().ok()) << key.ToString();
+      for (const Tensor& t : there.out) digest.Add(To(t, Device::kCpu));
+      if (op->backward == nullptr) continue;
+      ASSERT_TRUE(there.Backward().ok()) << key.ToString();
+      for (size_t i = 0; i < there.din.size(); ++i) {
+        if (c.sig.inputs[i].grad) digest.Add(To(there.din[i], Device::kCpu));
+      }
+    }
+  }
+  cuda::ExpectSameInFreshProcesses("FreshProcessCuda.EveryOperatorGivesTheSameBits",
+                                   digest.Finish());
 }
 
 INSTANTIATE_TEST_SUITE_P(AllOperators, DeviceGenericCuda, ::testing::ValuesIn(DeviceOps()),

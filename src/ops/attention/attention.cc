@@ -94,14 +94,6 @@ Status CheckPages(const KvSource& kv, std::span<const Run> runs, bool read_table
   return Ok();
 }
 
-// The native arm: the number of splits follows the batch, as flash-decoding heuristics choose it.
-Params NativeParams(Params p, const Args& a) {
-  int64_t rows = 0;
-  for (const Run& r : a.runs) rows += r.q_rows;
-  p.kv_split = rows <= 2 ? 256 : rows <= 8 ? 512 : 2048;
-  return p;
-}
-
 // A piece of work of the forward: some rows of a run for one KV head; or, of a run of one row, one
 // split.
 struct Block {
@@ -272,7 +264,7 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   if (ctx.device != Device::kCpu) return Unsupported("attention: this build has no CUDA part");
   if (ctx.pool == nullptr) return InvalidArgument("attention: ctx.pool is null; the CPU needs one");
 
-  const Params params = ctx.batch_invariance == BatchInvariance::kOn ? p : NativeParams(p, a);
+  const Params params = ctx.batch_invariance == BatchInvariance::kOn ? p : NativeParams(p, a.runs);
   const bool sm90 = ctx.batch_invariance == BatchInvariance::kOn &&
                     ctx.profile == Profile::kSm90Mma && p.dtype != DType::kF32;
   const char* kernel = sm90 ? "attention_fwd_sm90" : "attention_fwd_ieee";

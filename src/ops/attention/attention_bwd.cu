@@ -10,6 +10,7 @@
 // arrival.
 
 #include "ops/attention/attention_gpu.cuh"
+#include "ops/cuda/descriptors.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/wgmma.cuh"
@@ -34,8 +35,9 @@ struct Layout {
   static constexpr int kFixed = 2 * kKeyTile;
   static constexpr int kKeyStage = 2 * kRowTile;
   static constexpr int kRowStage = 2 * kKeyTile;
+  static constexpr int kRowZero = kFixed + kRowStages * kRowStage;  // +0: kKeyTile of them
   static constexpr int kKeyBarriers = kFixed + kKeyStages * kKeyStage;
-  static constexpr int kRowBarriers = kFixed + kRowStages * kRowStage;
+  static constexpr int kRowBarriers = kRowZero + kKeyTile;
   static constexpr int kKeyBytes = 1024 + kKeyBarriers + (1 + 2 * kKeyStages) * 8;
   static constexpr int kRowBytes = 1024 + kRowBarriers + (1 + 4 * kRowStages) * 8;
   static_assert(kRowBytes <= 232448);
@@ -65,6 +67,13 @@ __device__ __forceinline__ float FastProbability(float s, float c, float lse2) {
   return __fmul_rn(p, __int_as_float(__float_as_int(t) << 23));
 }
 
+// +0 over `bytes` of shared memory, by the whole CTA.
+__device__ __forceinline__ void ZeroBytes(uint32_t at, int bytes) {
+  for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += kThreads * 16)
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at + i), "r"(0) : "memory");
+  sm90::FenceProxyAsync();
+}
+
 // +0 over rows [first, count) of a tile of `count` rows.
 template <int kD>
 __device__ __forceinline__ void ZeroRows(uint32_t tile, int first, int count, int thread) {
@@ -83,10 +92,11 @@ __device__ __forceinline__ void ZeroRows(uint32_t tile, int first, int count, in
 template <int kD, int kN>
 __device__ __forceinline__ void IssueProduct(float (&d)[kN / 2], uint32_t a, int a_rows,
                                              uint32_t b) {
+  const uint32_t a_low = sm90::DescriptorLow(a), b_low = sm90::DescriptorLow(b);
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step) {
-    const uint64_t left = sm90::DescriptorKMajor(a + (step / 4) * (a_rows * 128) + (step % 4) * 32);
-    const uint64_t right = sm90::DescriptorKMajor(b + (step / 4) * (kN * 128) + (step % 4) * 32);
+    const uint64_t left = sm90::Descriptor(a_low, (step / 4) * (a_rows * 128) + (step % 4) * 32);
+    const uint64_t right = sm90::Descriptor(b_low, (step / 4) * (kN * 128) + (step % 4) * 32);
     if (step == 0) {
       sm90::Wgmma<kN>::template StepClear<0, 0>(d, left, right);
     } else {
@@ -100,10 +110,10 @@ __device__ __forceinline__ void IssueProduct(float (&d)[kN / 2], uint32_t a, int
 template <int kD, int kK>
 __device__ __forceinline__ void IssueSum(float (&d)[kD / 2], const uint32_t (&a)[kK / 16][4],
                                          uint32_t b) {
+  const uint32_t b_low = sm90::DescriptorLow(b, kK * 128);
 #pragma unroll
   for (int step = 0; step < kK / 16; ++step)
-    sm90::Wgmma<kD>::template StepRegisters<1>(d, a[step],
-                                               sm90::DescriptorMnMajor(b + step * 2048, kK * 128));
+    sm90::Wgmma<kD>::template StepRegisters<1>(d, a[step], sm90::Descriptor(b_low, step * 2048));
 }
 
 template <int kK>
@@ -264,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x >= 128) {
     sm90::RegistersIncrease<240>();
     KeySide<kD>(b, run, head, key0, row_end, base, barriers,
-                static_cast<int>(threadIdx.x) / 128 - 1);
+                sm90::Uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     return;
   }
   sm90::RegistersDecrease<24>();
@@ -366,56 +376,64 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
   const uint32_t own_turn = 3 + group, other_turn = 4 - group;
   if (group == 1) sm90::NamedBarrierArrive(own_turn - 1, 256);
   sm90::BarrierWait(barriers, 0);
+  float s[kKeys / 2], dp[kKeys / 2];
+  uint32_t ds[kKeys / 16][4];
+#pragma unroll
+  for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ds[step][i] = 0;
+  }
+  // What ds is multiplied with: the tile before, at first a tile of +0, which adds nothing.
+  uint32_t sum_k = base + L::kRowZero, sum_empty = 0;
   for (int tile = first; tile <= last; ++tile) {
     const int key0 = tile * kKeys;
     const uint32_t k = base + L::kFixed + stage.slot * L::kRowStage, v = k + L::kKeyTile;
     const uint32_t k_full = barriers + 8 + stage.slot * 32, v_full = k_full + 16;
     sm90::BarrierWait(k_full, stage.parity);
-    sm90::BarrierWait(v_full, stage.parity);
-    if (key0 > wg_row0 + 63) {
-      if (thread == 0) sm90::BarrierArrive(v_full + 8);
-      sm90::NamedBarrier(own_turn, 256);
-      sm90::NamedBarrierArrive(other_turn, 256);
-    } else {
-      if (rows - key0 < kKeys) {
-        ZeroRows<kD>(k, rows - key0, kKeys, thread);
-        sm90::FenceProxyAsync();
-        sm90::NamedBarrier(1 + group, 128);
-      }
-      float s[kKeys / 2], dp[kKeys / 2];
-      sm90::WgmmaFence();
-      IssueProduct<kD, kKeys>(s, q, kRows, k);
-      IssueProduct<kD, kKeys>(dp, go, kRows, v);
-      sm90::WgmmaWait<1>();
-      sm90::PinRegisters(s);
-      sm90::NamedBarrier(own_turn, 256);
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) s[i] = FastProbability(s[i], b.c, lse2[i / 2 % 2]);
-      sm90::WgmmaWait<0>();
-      sm90::PinRegisters(dp);
-      if (thread == 0) sm90::BarrierArrive(v_full + 8);
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i)
-        s[i] = __fmul_rn(s[i], __fsub_rn(dp[i], delta[i / 2 % 2]));
-      if (key0 + kKeys - 1 > wg_row0 || (b.window != 0 && wg_row0 + 63 - b.window >= key0)) {
-#pragma unroll
-        for (int i = 0; i < kKeys / 2; ++i) {
-          const int row = own_row[i / 2 % 2], key = key0 + 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-          if (key > row || (b.window != 0 && key <= row - b.window)) s[i] = 0.0f;
-        }
-      }
-      uint32_t ds[kKeys / 16][4];
-      PackFragments<kKeys>(s, ds);
-      sm90::NamedBarrierArrive(other_turn, 256);
-      sm90::WgmmaFence();
-      IssueSum<kD, kKeys>(dq, ds, k);
-      sm90::WgmmaCommit();
-      sm90::WgmmaWait<0>();
-      sm90::PinRegisters(dq);
+    if (rows - key0 < kKeys) {
+      ZeroRows<kD>(k, rows - key0, kKeys, thread);
+      sm90::FenceProxyAsync();
+      sm90::NamedBarrier(1 + group, 128);
     }
-    if (thread == 0) sm90::BarrierArrive(k_full + 8);
+    // The sum over the tile before and the scores of this one queue together.
+    sm90::WgmmaFence();
+    IssueSum<kD, kKeys>(dq, ds, sum_k);
+    sm90::WgmmaCommit();
+    IssueProduct<kD, kKeys>(s, q, kRows, k);
+    sm90::BarrierWait(v_full, stage.parity);
+    sm90::WgmmaWait<1>();
+    sm90::WgmmaFence();
+    IssueProduct<kD, kKeys>(dp, go, kRows, v);
+    if (sum_empty != 0 && thread == 0) sm90::BarrierArrive(sum_empty);
+    sm90::WgmmaWait<1>();
+    sm90::PinRegisters(s);
+    sm90::NamedBarrier(own_turn, 256);
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] = FastProbability(s[i], b.c, lse2[i / 2 % 2]);
+    sm90::WgmmaWait<0>();
+    sm90::PinRegisters(dp);
+    sm90::PinRegisters(dq);
+    if (thread == 0) sm90::BarrierArrive(v_full + 8);
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] = __fmul_rn(s[i], __fsub_rn(dp[i], delta[i / 2 % 2]));
+    if (key0 + kKeys - 1 > wg_row0 || (b.window != 0 && wg_row0 + 63 - b.window >= key0)) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) {
+        const int row = own_row[i / 2 % 2], key = key0 + 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        if (key > row || (b.window != 0 && key <= row - b.window)) s[i] = 0.0f;
+      }
+    }
+    PackFragments<kKeys>(s, ds);
+    sm90::NamedBarrierArrive(other_turn, 256);
+    sum_k = k;
+    sum_empty = k_full + 8;
     stage.Next();
   }
+  sm90::WgmmaFence();
+  IssueSum<kD, kKeys>(dq, ds, sum_k);
+  sm90::WgmmaCommit();
+  sm90::WgmmaWait<0>();
+  sm90::PinRegisters(dq);
 #pragma unroll
   for (int i = 0; i < kD / 2; ++i) dq[i] = __fadd_rn(__fmul_rn(dq[i], b.scale), 0.0f);
   const int matrix_row = warp * 16 + lane % 8 + 8 * ((lane / 8) % 2);
@@ -464,11 +482,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < 4 * kRowStages; ++i) sm90::BarrierInit(barriers + 8 + i * 8, 1 + i % 2);
     sm90::BarrierInitFence();
   }
+  ZeroBytes(base + L::kRowZero, L::kKeyTile);
   __syncthreads();
   if (threadIdx.x >= 128) {
     sm90::RegistersIncrease<240>();
     RowSide<kD>(b, run, head, row0, first, last, base, barriers,
-                static_cast<int>(threadIdx.x) / 128 - 1);
+                sm90::Uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     return;
   }
   sm90::RegistersDecrease<24>();

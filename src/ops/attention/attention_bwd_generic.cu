@@ -7,6 +7,7 @@
 
 #include "ops/attention/attention_generic.cuh"
 #include "numerics/lanes.h"
+#include "tensor/convert.h"
 #include "tensor/cuda_status.h"
 
 namespace tare::ops::attention::gpu {
@@ -49,23 +50,23 @@ __device__ void PairTile(const Backward& b, const Run& run, int head, int kv_hea
     if (at >= rows) return 0.0f;
     return LoadElement<kDType>(data, (begin + at) * stride + static_cast<int64_t>(h) * d + x);
   };
+  const auto key_element = [&](const void* data, int64_t stride, int at, int x) {
+    const float v = element(data, run.kv_begin, stride, at, kv_head, x);
+    return b.kv_fp8 ? E4m3ToF32(F32ToE4m3(v)) : v;
+  };
   float s[4] = {}, dp[4] = {};
   const int k0 = key0 + 8 * warp;
   for (int x = 0; x < d; x += 16) {
     GroupStep<kDType, kSm90>(
         s, 16,
         [&](int i, int k) { return element(b.q, run.q_begin, b.q_stride, row0 + i, head, x + k); },
-        [&](int k, int j) {
-          return element(b.k, run.kv_begin, b.k_stride, k0 + j, kv_head, x + k);
-        });
+        [&](int k, int j) { return key_element(b.k, b.k_stride, k0 + j, x + k); });
     GroupStep<kDType, kSm90>(
         dp, 16,
         [&](int i, int k) {
           return element(b.dout, run.q_begin, b.dout_stride, row0 + i, head, x + k);
         },
-        [&](int k, int j) {
-          return element(b.v, run.kv_begin, b.v_stride, k0 + j, kv_head, x + k);
-        });
+        [&](int k, int j) { return key_element(b.v, b.v_stride, k0 + j, x + k); });
   }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -207,6 +208,10 @@ __global__ void __launch_bounds__(kThreads)
     attention_delta_kernel(const __grid_constant__ Backward b) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, d = b.head_dim;
+  if (blockIdx.x == 0 && threadIdx.x < kRowValuePad) {
+    const int64_t pad = static_cast<int64_t>(b.tokens) * b.q_heads + threadIdx.x;
+    b.delta[pad] = b.lse_t[pad] = 0.0f;
+  }
   if (item >= static_cast<int64_t>(b.tokens) * b.q_heads) return;
   const int64_t row = item / b.q_heads, head = item % b.q_heads;
   float sum = 0.0f;

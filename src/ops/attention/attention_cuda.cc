@@ -9,11 +9,14 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_gpu.h"
 #include "ops/attention/attention_plain.h"
+#include "ops/attention/attention_step.h"
 #include "ops/trace.h"
 #include "tensor/cuda_status.h"
 
 namespace tare::ops::attention {
 namespace {
+
+constexpr int64_t kLeastSplit = 256;  // of the native arm
 
 int64_t Stride(int64_t given, int64_t width) { return given == 0 ? width : given; }
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -41,11 +44,25 @@ class Pieces {
   size_t used_ = 0;
 };
 
-// Launches that the CPU has planted faults for say so rather than run without them.
-Status RefuseFaults(const Ctx& ctx) {
-  if (!AnyFault(ctx.side)) return Ok();
-  return Unsupported(
-      "attention: its faults are planted in the CPU code only; the CUDA kernels have none");
+// The planted faults of this side, as attention_plain.cc plants them: other parameters of the call,
+// or what the generic kernel does otherwise.
+void PlantFaults(const Ctx& ctx, const Params& p, size_t runs, gpu::Forward& f) {
+  if (fault::Active(kWindowOffByOne, ctx.side) && f.window != 0) ++f.window;
+  if (fault::Active(kSinkMissing, ctx.side)) f.sink = nullptr;
+  if (fault::Active(kSoftcapMissing, ctx.side) && f.cap != 0.0f) {
+    f.cap = f.ratio = 0.0f;
+    f.c = p.scale * kLog2e;
+  }
+  if (fault::Active(kSplitByBatch, ctx.side) && runs > 1)
+    f.kv_split = f.kv_split == 256 ? 512 : 256;
+  f.scale = p.scale;
+  f.faults.kv_fp8 = fault::Active(kKvFp8, ctx.side);
+  f.faults.leak = fault::Active(kPackedLeak, ctx.side);
+  f.faults.by_rows = fault::Active(kTileByRows, ctx.side);
+  if (fault::Active(kSplitByDecode, ctx.side))
+    f.faults.decode_split = f.kv_split == 256 ? 512 : f.kv_split / 2 / 128 * 128;
+  f.faults.scale_q = fault::Active(kScaleQFirst, ctx.side) && f.cap == 0.0f;
+  if (f.faults.scale_q) f.c = kLog2e;
 }
 
 Status CheckSizes(const Params& p, int64_t tokens, std::span<const Run> runs) {
@@ -85,8 +102,10 @@ bool MayBeFast(const Ctx& ctx, const Params& p) {
 
 }  // namespace
 
-size_t WorkspaceBytesCuda(const Ctx& ctx, const Params& p, int64_t, int64_t runs,
+size_t WorkspaceBytesCuda(const Ctx& ctx, const Params& params, int64_t, int64_t runs,
                           int64_t max_keys) {
+  Params p = params;
+  if (ctx.batch_invariance == BatchInvariance::kOff) p.kv_split = kLeastSplit;
   size_t bytes = Padded(static_cast<size_t>(runs) * sizeof(Run));
   if (MayBeFast(ctx, p)) {
     const auto slots = static_cast<size_t>(PartSlots(p, runs, max_keys));
@@ -98,16 +117,17 @@ size_t WorkspaceBytesCuda(const Ctx& ctx, const Params& p, int64_t, int64_t runs
 size_t BackwardWorkspaceBytesCuda(const Ctx& ctx, const Params& p, int64_t tokens, int64_t runs,
                                   int64_t) {
   const auto rows = static_cast<size_t>(tokens * p.q_heads);
-  size_t bytes = Padded(static_cast<size_t>(runs) * sizeof(Run)) + 2 * Padded(rows * 4);
+  size_t bytes =
+      Padded(static_cast<size_t>(runs) * sizeof(Run)) + 2 * Padded((rows + gpu::kRowValuePad) * 4);
   if (MayBeFast(ctx, p)) bytes += 2 * Padded(rows * static_cast<size_t>(p.head_dim) * 4);
   return bytes;
 }
 
-Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
-  TARE_RETURN_IF_ERROR(RefuseFaults(ctx));
+Status ForwardCuda(const Ctx& ctx, const Params& params, const Args& a) {
+  // The native arm: the same kernels, split by the number of rows.
+  const bool native = ctx.batch_invariance == BatchInvariance::kOff;
+  const Params p = native ? NativeParams(params, a.runs) : params;
   TARE_RETURN_IF_ERROR(CheckSizes(p, a.tokens, a.runs));
-  if (ctx.batch_invariance == BatchInvariance::kOff)
-    return Unsupported("attention: CUDA has no native arm; run it with batch invariance");
   const int64_t group = p.q_heads / p.kv_heads, d = p.head_dim;
   gpu::Forward f = {};
   f.q_heads = static_cast<int>(p.q_heads);
@@ -138,8 +158,11 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
   f.cap = p.softcap;
   f.ratio = p.softcap == 0.0f ? 0.0f : p.scale / p.softcap;
 
-  const bool prefill = gpu::CanPrefill(p, ctx.profile, f);
-  const bool decode = gpu::CanDecode(p, ctx.profile, f);
+  const bool faulty = AnyFault(ctx.side);
+  if (faulty) PlantFaults(ctx, p, a.runs.size(), f);
+
+  const bool prefill = !faulty && gpu::CanPrefill(p, ctx.profile, f);
+  const bool decode = !faulty && gpu::CanDecode(p, ctx.profile, f);
   f.decode_rows = decode ? gpu::MaxDecodeRows(f.group) : 0;
   // Only both kernels together serve a mixed call; else one of them may still serve all runs.
   int64_t decode_units = 0, decode_rows = 0, prefill_blocks = 0, generic_blocks = 0, most_keys = 0;
@@ -206,7 +229,6 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
 }
 
 Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
-  TARE_RETURN_IF_ERROR(RefuseFaults(ctx));
   TARE_RETURN_IF_ERROR(CheckSizes(p, a.tokens, a.runs));
   const int64_t d = p.head_dim, wide = p.q_heads * d, narrow = p.kv_heads * d;
   gpu::Backward b = {};
@@ -231,11 +253,20 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   b.scale = p.scale;
   b.cap = p.softcap;
   b.ratio = p.softcap == 0.0f ? 0.0f : p.scale / p.softcap;
+  const bool faulty = AnyFault(ctx.side);
+  if (fault::Active(kWindowOffByOne, ctx.side) && b.window != 0) ++b.window;
+  if (fault::Active(kSoftcapMissing, ctx.side) && b.cap != 0.0f) {
+    b.cap = b.ratio = 0.0f;
+    b.c = p.scale * kLog2e;
+  }
+  b.kv_fp8 = fault::Active(kKvFp8, ctx.side);
+  const bool sink_gradient = p.sink && !fault::Active(kSinkMissing, ctx.side) &&
+                             !fault::Active(kSinkGradientMissing, ctx.side);
   Pieces pieces(ctx);
   Run* room = a.device_runs == nullptr ? pieces.Take<Run>(b.num_runs) : nullptr;
-  b.delta = pieces.Take<float>(a.tokens * p.q_heads);
-  b.lse_t = pieces.Take<float>(a.tokens * p.q_heads);
-  const bool fast = gpu::CanBackward(p, ctx.profile, b, a.kv_rows);
+  b.delta = pieces.Take<float>(a.tokens * p.q_heads + gpu::kRowValuePad);
+  b.lse_t = pieces.Take<float>(a.tokens * p.q_heads + gpu::kRowValuePad);
+  const bool fast = !faulty && gpu::CanBackward(p, ctx.profile, b, a.kv_rows);
   if (fast) {
     b.head_k = pieces.Take<float>(a.tokens * wide);
     b.head_v = pieces.Take<float>(a.tokens * wide);
@@ -254,7 +285,7 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   } else {
     TARE_RETURN_IF_ERROR(gpu::LaunchBackwardGeneric(b, p.dtype, sm90, blocks, blocks, ctx.stream));
   }
-  if (p.sink) TARE_RETURN_IF_ERROR(gpu::LaunchSinkGradient(b, ctx.stream));
+  if (sink_gradient) TARE_RETURN_IF_ERROR(gpu::LaunchSinkGradient(b, ctx.stream));
   if (ctx.trace != nullptr) {
     ctx.trace->Record({"attention.bwd",
                        fast   ? "attention_bwd_wgmma"

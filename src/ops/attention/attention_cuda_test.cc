@@ -14,6 +14,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_gpu.h"
+#include "ops/cuda/fresh_process.h"
 #include "ops/trace.h"
 #include "tensor/convert.h"
 #include "tensor/device_memory.h"
@@ -380,7 +381,12 @@ void BackwardEqualsCpu(int cases, uint32_t seed) {
 }
 
 TEST_F(AttentionCuda, CudaBackwardHasTheBitsOfTheCpu) { BackwardEqualsCpu(60, 3); }
-TEST_F(AttentionCuda, CudaBackwardHasTheBitsOfTheCpuSlow) { BackwardEqualsCpu(1000, 4); }
+// A thousand calls in four tests, so that they can run side by side: the CPU takes most of the
+// time.
+TEST_F(AttentionCuda, CudaBackwardHasTheBitsOfTheCpuSlow1) { BackwardEqualsCpu(250, 4); }
+TEST_F(AttentionCuda, CudaBackwardHasTheBitsOfTheCpuSlow2) { BackwardEqualsCpu(250, 5); }
+TEST_F(AttentionCuda, CudaBackwardHasTheBitsOfTheCpuSlow3) { BackwardEqualsCpu(250, 6); }
+TEST_F(AttentionCuda, CudaBackwardHasTheBitsOfTheCpuSlow4) { BackwardEqualsCpu(250, 7); }
 
 // One sequence of `n` tokens whose keys also stand in pages, for cuts of every kind.
 struct Sequence {
@@ -522,6 +528,25 @@ TEST_F(AttentionCuda, CudaRepeatsAndStreamsGiveTheSameBits) {
   }
 }
 
+// Prefill, decode, generic and backward kernels in this process and in three that are started for
+// it.
+TEST_F(AttentionCuda, CudaFreshProcessesGiveTheSameBits) {
+  ThreadPool pool(4);
+  std::mt19937 rng(24);
+  const Sequence s = LongSequence(900, rng), f32 = LongSequence(70, rng, DType::kF32);
+  const Tensor dout = Random(DType::kBF16, s.whole.q.shape(), rng);
+  const Ctx ctx = Context(pool, Device::kCuda, Profile::kSm90Mma);
+  cuda::Digest digest;
+  for (const Call& c : {s.whole, Cut(s, 899, 900, 16, 6, rng), f32.whole}) {
+    const Output o = RunForward(ctx, c);
+    digest.Add(o.out), digest.Add(o.lse2);
+  }
+  const Gradients g = RunBackward(ctx, s.whole, RunForward(ctx, s.whole), dout);
+  digest.Add(g.dq), digest.Add(g.dk), digest.Add(g.dv);
+  cuda::ExpectSameInFreshProcesses("AttentionCuda.CudaFreshProcessesGiveTheSameBits",
+                                   digest.Finish());
+}
+
 // Captured once over pages and device runs, replayed as the sequences grow: the eager bits.
 TEST_F(AttentionCuda, CudaGraphReplayGivesTheEagerBits) {
   ThreadPool pool(4);
@@ -606,9 +631,35 @@ TEST_F(AttentionCuda, CudaNanRowsAreTheCpus) {
   }
 }
 
-// The comparisons above can fail: each fault planted on the CPU is seen from the device, which
-// itself refuses to run under one.
-TEST_F(AttentionCuda, CudaComparisonSeesPlantedFaults) {
+// The last token of `runs` sequences of n tokens, f32, where every order of sums shows; sequence i
+// is the same whatever the number of them.
+Call LastTokens(int64_t n, int64_t runs, uint32_t seed) {
+  Call c;
+  Params& p = c.params;
+  p.dtype = DType::kF32;
+  p.q_heads = 4, p.kv_heads = 2, p.head_dim = 64;
+  p.scale = 0.125f;
+  c.tokens = runs, c.kv_rows = runs * n;
+  c.q = Make(p.dtype, {runs, 256});
+  c.k = Make(p.dtype, {c.kv_rows, 128});
+  c.v = Make(p.dtype, {c.kv_rows, 128});
+  for (int64_t i = 0; i < runs; ++i) {
+    std::mt19937 rng(seed + static_cast<uint32_t>(i));
+    for (auto [to, rows, width] : {std::tuple(&c.q, int64_t{1}, int64_t{256}),
+                                   {&c.k, n, int64_t{128}},
+                                   {&c.v, n, int64_t{128}}}) {
+      const Tensor part = Random(p.dtype, {rows, width}, rng);
+      std::memcpy(to->mutable_as<float>() + i * rows * width, part.data(),
+                  static_cast<size_t>(rows * width) * 4);
+    }
+    c.runs.push_back({.q_begin = i, .q_rows = 1, .position = n - 1, .kv_begin = i * n});
+  }
+  return c;
+}
+
+// The comparisons above can fail, from both sides: each fault planted on the CPU is seen from the
+// device, and each planted on the device from the CPU; without it both agree again.
+TEST_F(AttentionCuda, CudaFaultsOnEitherSideAreSeenFromTheOther) {
   ThreadPool pool(8);
   std::mt19937 rng(29);
   struct Planted {
@@ -618,6 +669,8 @@ TEST_F(AttentionCuda, CudaComparisonSeesPlantedFaults) {
     float cap;
     int64_t n, from;
     DType dtype = DType::kBF16;
+    int neighbours = 0;
+    int64_t page = 16;
   };
   for (const Planted& f : std::initializer_list<Planted>{
            {"attention.window_off_by_one", 9, false, 0.0f, 40, 0},
@@ -625,6 +678,7 @@ TEST_F(AttentionCuda, CudaComparisonSeesPlantedFaults) {
            {"attention.softcap_missing", 0, false, 3.0f, 40, 0},
            {"attention.kv_fp8", 0, false, 0.0f, 40, 0},
            {"attention.decode_other_split", 0, false, 0.0f, 520, 519},
+           {"attention.packed_leak", 0, false, 0.0f, 40, 39, DType::kBF16, 2, 0},
            // The reference is an integer: which tile set it shows only where P is not rounded.
            {"attention.tile_by_rows", 0, false, 0.0f, 130, 0, DType::kF32},
            {"attention.scale_q_first", 0, false, 0.0f, 40, 0}}) {
@@ -635,25 +689,68 @@ TEST_F(AttentionCuda, CudaComparisonSeesPlantedFaults) {
     s.whole.params.softcap = f.cap;
     s.whole.params.sink = f.sink;
     if (f.sink) s.whole.sink = Random(DType::kF32, {8}, rng);
-    Call c = f.from == 0 ? s.whole : Cut(s, f.from, f.n, 16, 0, rng);
+    Call c = f.from == 0 ? s.whole : Cut(s, f.from, f.n, f.page, f.neighbours, rng);
     c.sink = s.whole.sink;
     const Output gpu = RunForward(Context(pool, Device::kCuda, Profile::kSm90Mma), c);
     Ctx cpu = Context(pool, Device::kCpu, Profile::kSm90Mma);
     cpu.side = fault::Side::kRollout;
-    EXPECT_EQ(FirstDifference(gpu.out, RunForward(cpu, c).out), "") << f.name;
-    fault::Scoped planted(fmt::format("{}@rollout", f.name));
-    const Output faulty = RunForward(cpu, c);
-    EXPECT_NE(FirstDifference(gpu.out, faulty.out) + FirstDifference(gpu.lse2, faulty.lse2), "")
-        << f.name;
     Ctx device = Context(pool, Device::kCuda, Profile::kSm90Mma);
     device.side = fault::Side::kRollout;
-    Args a;
-    a.tokens = 1, a.q = a.kv.k = a.kv.v = &a, a.out = &a, a.kv.rows = 1;
-    const attention::Run one{.q_rows = 1};
-    a.runs = {&one, 1};
-    Params plain = c.params;
-    plain.sink = false;
-    EXPECT_EQ(Forward(device, plain, a).code(), Code::kUnsupported) << f.name;
+    const Output clean = RunForward(cpu, c);
+    const auto differs = [](const Output& x, const Output& y) {
+      return FirstDifference(x.out, y.out) + FirstDifference(x.lse2, y.lse2);
+    };
+    EXPECT_EQ(differs(gpu, clean), "") << f.name;
+    {
+      const fault::Scoped planted(fmt::format("{}@rollout", f.name));
+      EXPECT_NE(differs(gpu, RunForward(cpu, c)), "") << f.name << " on the CPU";
+      EXPECT_NE(differs(RunForward(device, c), clean), "") << f.name << " on the device";
+    }
+    EXPECT_EQ(differs(RunForward(device, c), clean), "") << f.name << " stayed on";
+  }
+  {
+    const Call c = LastTokens(1700, 2, 35);
+    Ctx device = Context(pool, Device::kCuda, Profile::kSm90Mma);
+    device.side = fault::Side::kRollout;
+    const Output clean = RunForward(Context(pool, Device::kCpu, Profile::kSm90Mma), c);
+    EXPECT_EQ(FirstDifference(RunForward(device, c).out, clean.out), "");
+    const fault::Scoped planted("attention.split_by_batch@rollout");
+    EXPECT_NE(FirstDifference(RunForward(device, c).out, clean.out), "");
+  }
+  // The sink's gradient, and K and V as the backward reads them.
+  Sequence s = LongSequence(70, rng);
+  s.whole.params.sink = true;
+  s.whole.sink = Random(DType::kF32, {8}, rng);
+  const Tensor dout = Random(DType::kBF16, s.whole.q.shape(), rng);
+  const auto backward = [&](Device where) {
+    const Output saved = RunForward(Context(pool, Device::kCpu, Profile::kSm90Mma), s.whole);
+    Ctx ctx = Context(pool, where, Profile::kSm90Mma);
+    ctx.side = fault::Side::kRollout;
+    return RunBackward(ctx, s.whole, saved, dout);
+  };
+  const Gradients clean = backward(Device::kCpu);
+  EXPECT_EQ(FirstDifference(backward(Device::kCuda).dsink, clean.dsink), "");
+  {
+    const fault::Scoped planted("attention.sink_gradient_missing@rollout");
+    EXPECT_NE(FirstDifference(backward(Device::kCuda).dsink, clean.dsink), "");
+  }
+  {
+    const fault::Scoped planted("attention.kv_fp8@rollout");
+    EXPECT_NE(FirstDifference(backward(Device::kCuda).dq, clean.dq), "");
+  }
+  EXPECT_EQ(FirstDifference(backward(Device::kCuda).dq, clean.dq), "");
+}
+
+// The native arm follows the batch: a row alone and among others has other bits there, and the same
+// bits with batch invariance. What the switch promises can fail.
+TEST_F(AttentionCuda, CudaNativeArmChangesBitsWithTheBatch) {
+  ThreadPool pool(4);
+  const Call alone = LastTokens(1000, 1, 33), among = LastTokens(1000, 12, 33);
+  for (const auto arm : {BatchInvariance::kOn, BatchInvariance::kOff}) {
+    Ctx ctx = Context(pool, Device::kCuda, Profile::kSm90Mma);
+    ctx.batch_invariance = arm;
+    const Output one = RunForward(ctx, alone), many = RunForward(ctx, among);
+    EXPECT_EQ(FirstDifference(one.out, *many.out.Slice(0, 1)).empty(), arm == BatchInvariance::kOn);
   }
 }
 

@@ -8,7 +8,8 @@
 // quarter of them. K of the next tile loads while V of this one is used, and the other way round;
 // three CTAs share an SM.
 
-#include "ops/attention/attention_gpu.cuh"
+#include "ops/attention/attention_decode.cuh"
+#include "ops/cuda/cluster.cuh"
 #include "ops/cuda/mma_sync.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "tensor/cuda_status.h"
@@ -16,7 +17,7 @@
 namespace tare::ops::attention::gpu {
 namespace {
 
-constexpr int kTile = 128;
+constexpr int kTile = kDecodeTile;
 constexpr int kRows = kDecodeRows;
 constexpr int kThreads = 128;
 constexpr int kScorePitch = kTile + 4;  // f32
@@ -58,21 +59,6 @@ __device__ __forceinline__ void LoadRows(const void* data, int64_t stride, int k
   sm90::CopyCommit();
 }
 
-// Splits that some row of the run sees.
-__device__ __forceinline__ int SplitsOf(const Forward& f, const Run& run) {
-  const int64_t last = run.position + run.q_rows - 1;
-  const int64_t first = f.window == 0 ? 0 : max(int64_t{0}, run.position - f.window + 1);
-  return static_cast<int>(last / f.kv_split - first / f.kv_split + 1);
-}
-
-// Items of a run for one KV head: blocks of rows, and their splits. An item's index times kRows is
-// where its rows' parts stand in part_o and part_rl.
-__device__ __forceinline__ int64_t UnitsOf(const Forward& f, const Run& run) {
-  const int64_t flat = FlatRows(run, f.group);
-  if (flat == 0 || flat > f.decode_rows) return 0;
-  return SplitsOf(f, run) * ((flat + kRows - 1) / kRows);
-}
-
 template <int kD, int kStages>
 __global__ void __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
     attention_decode_kernel(const __grid_constant__ Forward f) {
@@ -89,6 +75,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
   float* end_f = sum + kRows;
   float* end_inverse = end_f + kRows;
 
+  sm90::LetDependentsStart();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int g = lane / 4, quad = lane % 4;
   for (int64_t item = blockIdx.x;; item += gridDim.x) {
@@ -329,6 +316,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t flat = FlatRows(f.runs[r], f.group);
     return flat > f.decode_rows ? 0 : flat * f.kv_heads;
   });
+  // Every thread, so that this kernel never ends before the one whose parts it reads.
+  sm90::WaitForDependency();
   if (place.run < 0) return;
   const Run run = f.runs[place.run];
   const int token = static_cast<int>(place.index) / f.q_heads,
@@ -399,19 +388,29 @@ Status Launch(const Forward& f, int64_t items, int64_t rows, StreamHandle stream
   TARE_CUDA_RETURN_IF_ERROR(cudaGetDevice(&device));
   TARE_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   const auto s = static_cast<cudaStream_t>(stream);
-  if (items <= sms) {
+  // Clusters are faster while all of them fit at once, two CTAs a multiprocessor.
+  if (CanDecodeByCluster(f) && 2 * items <= sms) {
+    TARE_RETURN_IF_ERROR(LaunchDecodeByCluster(f, items, stream));
+  } else if (items <= sms) {
     const Status status = LaunchItems<kD, 3>(f, items, s);
     TARE_RETURN_IF_ERROR(status);
   } else {
     const Status status = LaunchItems<kD, 1>(f, items < 3 * sms ? items : 3 * sms, s);
     TARE_RETURN_IF_ERROR(status);
   }
-  if (rows > 0) {
-    constexpr int kWarps = kThreads / 32;
-    attention_combine_kernel<kD>
-        <<<static_cast<unsigned>((rows + kWarps - 1) / kWarps), kThreads, 0, s>>>(f);
-    TARE_CUDA_RETURN_IF_ERROR(cudaGetLastError());
-  }
+  if (rows == 0) return Ok();
+  // It may start beside the last splits: it waits for them itself.
+  constexpr int kWarps = kThreads / 32;
+  cudaLaunchAttribute serialization = {};
+  serialization.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  serialization.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>((rows + kWarps - 1) / kWarps));
+  config.blockDim = dim3(kThreads);
+  config.stream = s;
+  config.attrs = &serialization;
+  config.numAttrs = 1;
+  TARE_CUDA_RETURN_IF_ERROR(cudaLaunchKernelEx(&config, attention_combine_kernel<kD>, f));
   return Ok();
 }
 

@@ -3,6 +3,7 @@
 // keys; a warp owns every fourth block of 8 keys (scores) and of 8 head elements (output).
 
 #include "ops/attention/attention_generic.cuh"
+#include "tensor/convert.h"
 #include "tensor/cuda_status.h"
 
 namespace tare::ops::attention::gpu {
@@ -10,13 +11,14 @@ namespace {
 
 constexpr int kRows = kGenericRows;
 constexpr int kThreads = 128;
+constexpr int kMostTile = 128;
 constexpr int kMaxBlocks = 256 / 8 / 4;  // blocks of 8 head elements a warp owns at most
 
 template <DType kDType, bool kSm90>
 __global__ void __launch_bounds__(kThreads)
     attention_generic_kernel(const __grid_constant__ Forward f) {
   extern __shared__ float shared[];
-  const int d = f.head_dim, tile_keys = f.kv_tile, pitch = tile_keys + 1;
+  const int d = f.head_dim, pitch = kMostTile + 1;
   float* q = shared;                 // [16][d]
   float* s = q + kRows * d;          // [16][tile + 1]: scores, then P
   float* alpha = s + kRows * pitch;  // [16]
@@ -29,6 +31,8 @@ __global__ void __launch_bounds__(kThreads)
   });
   if (place.run < 0) return;
   const Run run = f.runs[place.run];
+  const bool tile_sums = f.faults.by_rows && run.q_rows >= 64;
+  const int tile_keys = tile_sums ? 192 - f.kv_tile : f.kv_tile;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int flat0 = static_cast<int>(place.index) * kRows;
   const int count = min(kRows, static_cast<int>(FlatRows(run, f.group)) - flat0);
@@ -42,8 +46,18 @@ __global__ void __launch_bounds__(kThreads)
     const int row = i / d;
     q[i] = LoadElement<kDType>(
         f.q, (run.q_begin + token(row)) * f.q_stride + static_cast<int64_t>(head(row)) * d + i % d);
+    if (f.faults.scale_q) q[i] = RoundElement<kDType>(__fmul_rn(q[i], f.scale));
   }
   const int first_key = low(0), last_key = high(count - 1);
+  const int split_keys =
+      f.faults.decode_split != 0 && run.q_rows == 1 ? f.faults.decode_split : f.kv_split;
+  // An element of K or V, x counted from the key's row.
+  const auto element = [&](const void* data, int64_t stride, int key, int64_t x) {
+    int64_t at = KeyRow(f, run, key);
+    if (f.faults.leak && key == 0 && f.block_table == nullptr && at > 0) --at;
+    const float v = LoadElement<kDType>(data, at * stride + static_cast<int64_t>(kv_head) * d + x);
+    return f.faults.kv_fp8 ? E4m3ToF32(F32ToE4m3(v)) : v;
+  };
 
   // Threads 0..63: row thread / 4, quad lane thread % 4. Every one of the four holds r of the row.
   const int row = thread / 4, quad = thread % 4;
@@ -68,8 +82,7 @@ __global__ void __launch_bounds__(kThreads)
               [&](int k, int j) {
                 const int key = block * 8 + j;
                 if (key >= keys) return 0.0f;
-                return LoadElement<kDType>(f.k, KeyRow(f, run, tile0 + key) * f.k_stride +
-                                                    static_cast<int64_t>(kv_head) * d + k0 + k);
+                return element(f.k, f.k_stride, tile0 + key, k0 + k);
               });
         }
       }
@@ -103,6 +116,8 @@ __global__ void __launch_bounds__(kThreads)
       }
       l = __fmul_rn(l, scale);
       const float c7 = __fmul_rn(f.c, 0x1p-7f), offset = ScoreOffset(r);
+      const float before = l;
+      if (tile_sums) l = 0.0f;
       for (int b = 0; b < tile_keys / 8; ++b) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -114,6 +129,7 @@ __global__ void __launch_bounds__(kThreads)
           s[row * pitch + j] = p;
         }
       }
+      if (tile_sums) l = __fadd_rn(before, l);
       if (quad == 0) alpha[row] = scale;
     }
     __syncthreads();
@@ -125,14 +141,10 @@ __global__ void __launch_bounds__(kThreads)
       for (int k0 = 0; k0 < keys; k0 += 16) {
         GroupStep<kDType, kSm90>(
             o[i], min(16, keys - k0), [&](int j, int k) { return s[j * pitch + k0 + k]; },
-            [&](int k, int j) {
-              return LoadElement<kDType>(f.v, KeyRow(f, run, tile0 + k0 + k) * f.v_stride +
-                                                  static_cast<int64_t>(kv_head) * d + block * 8 +
-                                                  j);
-            });
+            [&](int k, int j) { return element(f.v, f.v_stride, tile0 + k0 + k, block * 8 + j); });
       }
     }
-    const bool ends = (tile0 + tile_keys) % f.kv_split == 0 || tile0 + tile_keys > last_key;
+    const bool ends = (tile0 + tile_keys) % split_keys == 0 || tile0 + tile_keys > last_key;
     if (!ends) continue;
     __syncthreads();
     if (thread < 4 * kRows) {
@@ -184,7 +196,7 @@ __global__ void __launch_bounds__(kThreads)
 Status LaunchGeneric(const Forward& f, DType dtype, bool sm90, int64_t blocks,
                      StreamHandle stream) {
   const size_t shared =
-      sizeof(float) * static_cast<size_t>(kRows * f.head_dim + kRows * (f.kv_tile + 1) + 3 * kRows);
+      sizeof(float) * static_cast<size_t>(kRows * f.head_dim + kRows * (kMostTile + 1) + 3 * kRows);
   return ForStep(dtype, sm90, [&]<DType kDType, bool kSm90>() -> Status {
     attention_generic_kernel<kDType, kSm90>
         <<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(f.kv_heads)), kThreads, shared,

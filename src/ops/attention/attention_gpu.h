@@ -17,6 +17,16 @@ namespace tare::ops::attention::gpu {
 //   kDecode   the same for runs of few rows: one split a CTA, then the splits are combined
 enum class Kernel : uint8_t { kGeneric, kPrefill, kDecode };
 
+// Planted faults that the generic kernels carry out; all off but in a fault test. The others are
+// other parameters of the launch.
+struct Faults {
+  bool kv_fp8 = false;   // K and V are rounded to e4m3 as they are read
+  bool leak = false;     // key 0 of a packed run is read from the row before it
+  bool scale_q = false;  // q is scaled and rounded before the product
+  bool by_rows = false;  // runs of 64 rows and more sum tile by tile
+  int decode_split = 0;  // the split of runs of one row; 0: as the others
+};
+
 // Rows of a run are flattened: row = token * group + head in group, so that all rows that read one
 // KV head stand together.
 struct Forward {
@@ -43,6 +53,8 @@ struct Forward {
   float* part_o;
   float* part_rl;
   int decode_rows;  // runs of at most this many flat rows go to kDecode, the others to kPrefill
+  float scale;      // read by Faults::scale_q alone
+  Faults faults;
 };
 
 struct Backward {
@@ -66,16 +78,19 @@ struct Backward {
   int unit_rows;
   float c, scale;
   float cap, ratio;
-  float* delta;   // [q_heads, tokens]
-  float* lse_t;   // [q_heads, tokens]: lse2 transposed
+  float* delta;   // [q_heads, tokens], then kRowValuePad of +0
+  float* lse_t;   // the same: lse2 transposed
   float* head_k;  // [tokens, q_heads, head_dim]: sums of one query head for the key of each token,
   float* head_v;  //   before the heads are added
+  bool kv_fp8;    // the planted fault
 };
 
 // Rows that one CTA of each kernel takes.
 inline constexpr int kGenericRows = 16;
 inline constexpr int kDecodeRows = 8;
 inline constexpr int kBackwardKeys = 128;
+// Values behind delta and lse_t that a block of rows may read past the last row, and masks.
+inline constexpr int kRowValuePad = 64;
 
 // generic
 Status LaunchGeneric(const Forward& f, DType dtype, bool sm90, int64_t blocks, StreamHandle stream);

@@ -179,6 +179,13 @@ RowResult AttendRow(const Rules& rules, std::vector<float> q, int64_t i, float s
 
 }  // namespace
 
+Params NativeParams(Params p, std::span<const Run> runs) {
+  int64_t rows = 0;
+  for (const Run& r : runs) rows += r.q_rows;
+  p.kv_split = rows <= 2 ? 256 : rows <= 8 ? 512 : 2048;
+  return p;
+}
+
 bool AnyFault(fault::Side side) {
   return fault::Active(kWindowOffByOne, side) || fault::Active(kSinkMissing, side) ||
          fault::Active(kSoftcapMissing, side) || fault::Active(kKvFp8, side) ||

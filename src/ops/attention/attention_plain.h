@@ -8,6 +8,10 @@
 
 namespace tare::ops::attention {
 
+// The native arm's parameters: the number of splits follows the batch, as flash-decoding heuristics
+// choose it.
+Params NativeParams(Params params, std::span<const Run> runs);
+
 // True when a fault of this operator is planted on the side.
 bool AnyFault(fault::Side side);
 

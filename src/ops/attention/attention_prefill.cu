@@ -3,11 +3,12 @@
 // warpgroups of 64 rows each multiply.
 //
 // A warpgroup's turn for tile j: issue S_j = Q K_j, then O += P_{j-1} V_{j-1}, and make P_j. The
-// two warpgroups take turns, so that one's softmax hides under the other's products. The sum over
-// finished splits waits in shared memory, in a layout where each thread meets only its own
-// elements.
+// two warpgroups take turns at issuing their products (hardware barriers 3 and 4), so that one's
+// softmax hides under the other's products. The sum over finished splits waits in shared memory, in
+// a layout where each thread meets only its own elements.
 
 #include "ops/attention/attention_gpu.cuh"
+#include "ops/cuda/descriptors.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/wgmma.cuh"
@@ -60,27 +61,39 @@ struct Rows {
 template <bool kMasked>
 __device__ __forceinline__ bool MoveReference(const float (&s)[kTile / 2], Rows& rows, int tile0,
                                               int lane, float c, float (&scale)[2]) {
-  float old[2];
+  float top[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int from = rows.low[half] - tile0, to = rows.high[half] - tile0;
-    float top[2] = {-kInfinity, -kInfinity};
+    float part[2] = {-kInfinity, -kInfinity};
 #pragma unroll
     for (int j = 0; j < kTile / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int column = 8 * j + 2 * (lane % 4) + e;
         if (!kMasked || (column >= from && column <= to))
-          top[e] = fmaxf(top[e], s[4 * j + 2 * half + e]);
+          part[e] = fmaxf(part[e], s[4 * j + 2 * half + e]);
       }
     }
-    top[0] = fmaxf(top[0], top[1]);
-    top[0] = fmaxf(top[0], __shfl_xor_sync(0xffffffff, top[0], 1));
-    top[0] = fmaxf(top[0], __shfl_xor_sync(0xffffffff, top[0], 2));
+    top[half] = fmaxf(part[0], part[1]);
+  }
+  // After the first tile of a split no score passes the slack, almost always, and a finite
+  // reference stays what it is: one vote instead of the quads' maxima. (Both factors are positive,
+  // so a row's largest product is that of its largest score.)
+  const bool stays = __fmul_rn(top[0], c) <= rows.r[0] + kSlack &&
+                     __fmul_rn(top[1], c) <= rows.r[1] + kSlack && rows.r[0] > -kInfinity &&
+                     rows.r[1] > -kInfinity && rows.r[0] < kInfinity && rows.r[1] < kInfinity;
+  if (__all_sync(0xffffffff, stays)) return false;
+  float old[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int from = rows.low[half] - tile0, to = rows.high[half] - tile0;
+    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffff, top[half], 1));
+    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffff, top[half], 2));
     old[half] = rows.r[half];
     // A row that sees nothing of this tile keeps its reference.
     if (!kMasked || max(from, 0) <= min(to, kTile - 1))
-      rows.r[half] = NextReference(old[half], __fmul_rn(top[0], c));
+      rows.r[half] = NextReference(old[half], __fmul_rn(top[half], c));
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -189,11 +202,12 @@ __device__ __forceinline__ void ZeroRows(uint32_t v, int first, int thread, uint
 
 template <int kD>
 __device__ __forceinline__ void IssueScores(float (&s)[kTile / 2], uint32_t q, uint32_t k) {
+  const uint32_t q_low = sm90::DescriptorLow(q), k_low = sm90::DescriptorLow(k);
   sm90::WgmmaFence();
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step) {
-    const uint64_t a = sm90::DescriptorKMajor(q + (step / 4) * 8192 + (step % 4) * 32);
-    const uint64_t b = sm90::DescriptorKMajor(k + (step / 4) * (kTile * 128) + (step % 4) * 32);
+    const uint64_t a = sm90::Descriptor(q_low, (step / 4) * 8192 + (step % 4) * 32);
+    const uint64_t b = sm90::Descriptor(k_low, (step / 4) * (kTile * 128) + (step % 4) * 32);
     if (step == 0) {
       sm90::Wgmma<kTile>::StepClear<0, 0>(s, a, b);
     } else {
@@ -206,12 +220,11 @@ __device__ __forceinline__ void IssueScores(float (&s)[kTile / 2], uint32_t q, u
 template <int kD>
 __device__ __forceinline__ void IssueValues(float (&o)[kD / 2], const uint32_t (&p)[kTile / 16][4],
                                             uint32_t v) {
+  const uint32_t v_low = sm90::DescriptorLow(v, kTile * 128);
   sm90::WgmmaFence();
 #pragma unroll
-  for (int step = 0; step < kTile / 16; ++step) {
-    sm90::Wgmma<kD>::StepRegisters<1>(o, p[step],
-                                      sm90::DescriptorMnMajor(v + step * 2048, kTile * 128));
-  }
+  for (int step = 0; step < kTile / 16; ++step)
+    sm90::Wgmma<kD>::StepRegisters<1>(o, p[step], sm90::Descriptor(v_low, step * 2048));
   sm90::WgmmaCommit();
 }
 
@@ -290,7 +303,7 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
   using L = Layout<kD>;
   const Forward& f = args.f;
   const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
-  const uint32_t own_barrier = 1 + group;
+  const uint32_t own_barrier = 1 + group, own_turn = 3 + group, other_turn = 4 - group;
   const uint32_t q = base + group * L::kQ;
   const uint32_t total_at = base + L::kTotalAt + group * L::kTotal;
   const int token0 = w.token0 + group * args.tokens_per_group;
@@ -350,13 +363,16 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
   };
   move_reference(w.first);
   make_probabilities(w.first);
+  if (group == 1 && w.first < w.last) sm90::NamedBarrierArrive(other_turn, 256);
   const int split_tiles = f.kv_split / kTile;
   int until_split = split_tiles - 1 - w.first % split_tiles;  // tiles before the next split begins
   for (int tile = w.first + 1; tile <= w.last; ++tile) {
     sm90::BarrierWait(k_full(k), k.parity);
+    sm90::NamedBarrier(own_turn, 256);
     IssueScores<kD>(s, q, k_at(k));
     sm90::BarrierWait(v_full(v), v.parity);
     IssueValues<kD>(o, p, v_at(v));
+    if (tile < w.last || group == 0) sm90::NamedBarrierArrive(other_turn, 256);
     sm90::WgmmaWait<1>();
     sm90::PinRegisters(s);
     if (thread == 0) sm90::BarrierArrive(k_empty(k));
@@ -483,7 +499,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
   } else {
     sm90::RegistersIncrease<240>();
-    Multiply<kD>(args, w, base, barriers, static_cast<int>(threadIdx.x) / 128 - 1);
+    Multiply<kD>(args, w, base, barriers, sm90::Uniform(static_cast<int>(threadIdx.x) / 128 - 1));
   }
 }
 

@@ -2,7 +2,7 @@
 // token and slot.
 
 #include "ops/combine/combine_cuda.h"
-#include "ops/cuda/rows.cuh"
+#include "ops/cuda/eights.cuh"
 
 namespace tare::ops::combine {
 namespace {
@@ -65,6 +65,43 @@ __global__ void __launch_bounds__(256)
     } else {
       Put(acc[0], out);
     }
+  }
+}
+
+// bf16 rows of whole eights and at most eight slots: a thread takes eight columns, and the rows of
+// all slots are under way before the first is added.
+__global__ void __launch_bounds__(256) combine_bf16_kernel(const __grid_constant__ KernelArgs a) {
+  constexpr int kSlots = 8;
+  const int64_t per_row = a.hidden / 8, total = a.rows * per_row;
+  for (int64_t item = int64_t{blockIdx.x} * 256 + threadIdx.x; item < total;
+       item += int64_t{gridDim.x} * 256) {
+    const auto [t, at] = PlaceOf(item, per_row);
+    uint4 raw[kSlots];
+    int32_t rows[kSlots];
+#pragma unroll
+    for (int k = 0; k < kSlots; ++k) rows[k] = k < a.slots ? a.slot_row[t * a.top_k + k] : -1;
+#pragma unroll
+    for (int k = 0; k < kSlots; ++k) {
+      if (rows[k] < -1 || rows[k] >= a.expert_rows) {
+        if (at == 0) Refuse(a.refused, Refusal::kCombineRow, t, k);
+        rows[k] = -1;
+      }
+      if (rows[k] >= 0) {
+        raw[k] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.y) +
+                                                 rows[k] * a.hidden + 8 * at);
+      }
+    }
+    float acc[8] = {};
+#pragma unroll
+    for (int k = 0; k < kSlots; ++k) {
+      if (rows[k] < 0) continue;
+      const float w = a.weights[t * a.top_k + k];
+      float v[8];
+      Widen8(raw[k], v);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) acc[e] = Fma(w, v[e], acc[e]);
+    }
+    Store8(acc, static_cast<uint16_t*>(a.out) + t * a.hidden + 8 * at);
   }
 }
 
@@ -147,6 +184,12 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
   const bool vec = p.hidden % 4 == 0 && Aligned4(a.y, p.dtype) && Aligned4(a.out, p.dtype);
   return WithRowDType(p.dtype, [&](auto tag) -> Status {
     using T = decltype(tag);
+    if (sizeof(T) == 2 && !by_arrival && p.hidden % 8 == 0 && top_k <= 8 &&
+        Aligned16({a.y, a.out})) {
+      combine_bf16_kernel<<<GridFor(a.rows * p.hidden / 8, 256, int64_t{1} << 30), 256, 0,
+                            Stream(ctx)>>>(a);
+      return Launched();
+    }
     const unsigned grid = GridFor(a.rows * p.hidden / (vec ? 4 : 1), 256, int64_t{1} << 30);
     if (vec) {
       combine_forward_kernel<T, 4><<<grid, 256, 0, Stream(ctx)>>>(a, by_arrival);

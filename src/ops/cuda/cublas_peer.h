@@ -5,7 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -21,11 +23,30 @@ class CublasPeer {
   // a is [m, k] or, with trans_a, [k, m]; b is [n, k] (as a weight) or, with trans_b, [k, n]. bf16.
   Status Gemm(cudaStream_t stream, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
               const void* a, const void* b, void* d, bool d_f32, bool accumulate) const;
+
+  // Many products of one n and k in one call, each with its own m: cublasGemmGroupedBatchedEx.
+  struct Group {
+    int64_t m = 0;
+    const void* a = nullptr;
+    const void* b = nullptr;
+    void* d = nullptr;
+  };
+  // What a grouped call reads again and again: host arrays and, on the device, the addresses.
+  struct Groups {
+    std::vector<int> n, m, k, lda, ldb, ldc, trans_b, trans_a, size;
+    std::vector<float> alpha, beta;
+    const void** addresses = nullptr;  // 3 x groups on the device: b, a, d
+  };
+  // Empty groups are left out. Allocates the addresses; freed with the process.
+  Result<Groups> MakeGroups(bool trans_b, int64_t n, int64_t k,
+                            std::span<const Group> groups) const;
+  Status GemmGrouped(cudaStream_t stream, const Groups& groups) const;  // bf16, not accumulated
   const std::string& version() const { return version_; }
 
  private:
   void* handle_ = nullptr;
   void* gemm_ = nullptr;
+  void* grouped_ = nullptr;  // may be missing
   void* set_stream_ = nullptr;
   void* set_workspace_ = nullptr;
   void* workspace_ = nullptr;

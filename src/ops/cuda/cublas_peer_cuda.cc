@@ -18,6 +18,11 @@ using GemmExFn = int (*)(Handle, int trans_a, int trans_b, int m, int n, int k, 
                          const void* a, int a_type, int lda, const void* b, int b_type, int ldb,
                          const void* beta, void* c, int c_type, int ldc, int compute_type,
                          int algo);
+using GroupedFn = int (*)(Handle, const int* trans_a, const int* trans_b, const int* m,
+                          const int* n, const int* k, const void* alpha, const void* const* a,
+                          int a_type, const int* lda, const void* const* b, int b_type,
+                          const int* ldb, const void* beta, void* const* c, int c_type,
+                          const int* ldc, int groups, const int* group_size, int compute_type);
 constexpr int kNoTranspose = 0, kTranspose = 1;
 constexpr int kTypeF32 = 0, kTypeBf16 = 14;
 constexpr int kComputeF32 = 68;
@@ -40,6 +45,7 @@ Result<CublasPeer> CublasPeer::Open() {
   const auto get_version = reinterpret_cast<GetVersionFn>(dlsym(library, "cublasGetVersion_v2"));
   CublasPeer peer;
   peer.gemm_ = dlsym(library, "cublasGemmEx");
+  peer.grouped_ = dlsym(library, "cublasGemmGroupedBatchedEx");
   peer.set_workspace_ = dlsym(library, "cublasSetWorkspace_v2");
   peer.set_stream_ = dlsym(library, "cublasSetStream_v2");
   if (create == nullptr || peer.set_stream_ == nullptr || peer.set_workspace_ == nullptr ||
@@ -73,6 +79,50 @@ Status CublasPeer::Gemm(cudaStream_t stream, bool trans_a, bool trans_b, int64_t
       static_cast<int>(trans_b ? n : k), a, kTypeBf16, static_cast<int>(trans_a ? m : k), &beta, d,
       d_f32 ? kTypeF32 : kTypeBf16, static_cast<int>(n), kComputeF32, kDefaultAlgo);
   if (status != 0) return Error(Code::kInternal, "cublasGemmEx gave status {}", status);
+  return Ok();
+}
+
+Result<CublasPeer::Groups> CublasPeer::MakeGroups(bool trans_b, int64_t n, int64_t k,
+                                                  std::span<const Group> groups) const {
+  Groups g;
+  std::vector<const void*> as, bs, ds;
+  for (const Group& group : groups) {
+    if (group.m == 0) continue;
+    as.push_back(group.a), bs.push_back(group.b), ds.push_back(group.d);
+    // Column-major: d as [n, m] = b a, as in Gemm.
+    g.n.push_back(static_cast<int>(n)), g.m.push_back(static_cast<int>(group.m));
+    g.k.push_back(static_cast<int>(k));
+    g.trans_b.push_back(trans_b ? kNoTranspose : kTranspose), g.trans_a.push_back(kNoTranspose);
+    g.ldb.push_back(static_cast<int>(trans_b ? n : k)), g.lda.push_back(static_cast<int>(k));
+    g.ldc.push_back(static_cast<int>(n));
+    g.alpha.push_back(1.0f), g.beta.push_back(0.0f), g.size.push_back(1);
+  }
+  bs.insert(bs.end(), as.begin(), as.end());
+  bs.insert(bs.end(), ds.begin(), ds.end());
+  void* addresses = nullptr;
+  TARE_CUDA_RETURN_IF_ERROR(cudaMalloc(&addresses, bs.size() * sizeof(void*) + 1));
+  TARE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(addresses, bs.data(), bs.size() * sizeof(void*), cudaMemcpyHostToDevice));
+  g.addresses = static_cast<const void**>(addresses);
+  return g;
+}
+
+Status CublasPeer::GemmGrouped(cudaStream_t stream, const Groups& g) const {
+  if (grouped_ == nullptr) return Unsupported("this cuBLAS has no cublasGemmGroupedBatchedEx");
+  int status = reinterpret_cast<SetStreamFn>(set_stream_)(handle_, stream);
+  if (status == 0)
+    status = reinterpret_cast<SetWorkspaceFn>(set_workspace_)(handle_, workspace_, kWorkspaceBytes);
+  const size_t count = g.m.size();
+  const void** const b = g.addresses;
+  if (status == 0) {
+    status = reinterpret_cast<GroupedFn>(grouped_)(
+        handle_, g.trans_b.data(), g.trans_a.data(), g.n.data(), g.m.data(), g.k.data(),
+        g.alpha.data(), b, kTypeBf16, g.ldb.data(), b + count, kTypeBf16, g.lda.data(),
+        g.beta.data(), const_cast<void* const*>(b + 2 * count), kTypeBf16, g.ldc.data(),
+        static_cast<int>(count), g.size.data(), kComputeF32);
+  }
+  if (status != 0)
+    return Error(Code::kInternal, "cublasGemmGroupedBatchedEx gave status {}", status);
   return Ok();
 }
 

@@ -271,8 +271,10 @@ Result<std::vector<Row>> Rows(Pool& pool, const Sizes& z, cudaStream_t stream) {
       {"cast f32 to bf16", fmt::format("N={}", count), bytes(static_cast<double>(count), 6), [=] {
          return cast::Forward(ctx, {DType::kF32, DType::kBF16}, {count, grad, copy});
        }});
-  // 128 experts, top 8: 1,024 tokens make 8,192 routed rows.
-  const int64_t top_k = 8, routed_tokens = std::max<int64_t>(1, z.tokens / 8);
+  // 128 experts, top 8: 8,192 tokens make 65,536 routed rows, which lie where the gradient of the
+  // logits does.
+  const int64_t top_k = 8, routed_tokens = large ? z.tokens : z.tokens / 8;
+  auto* routed_rows = large ? dlogits : residual;
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < routed_tokens; ++t) {
     const auto first = static_cast<int64_t>(Next() % static_cast<uint64_t>(z.experts));
@@ -288,19 +290,18 @@ Result<std::vector<Row>> Rows(Pool& pool, const Sizes& z, cudaStream_t stream) {
   TARE_RETURN_IF_ERROR(Upload(slot_row, plan.slot_row));
   TARE_RETURN_IF_ERROR(FillF32(weights, routed_tokens * top_k, 0.0f, 0.25f));
   const int64_t routed = routed_tokens * top_k;
-  const double rh = static_cast<double>(std::min(routed, z.tokens)) * static_cast<double>(z.hidden);
+  TARE_CHECK(routed * z.hidden <= (large ? z.head_rows * z.vocab : z.tokens * z.hidden));
+  const double rh = static_cast<double>(routed) * static_cast<double>(z.hidden);
   const std::string r_h = fmt::format("T={} k={} H={} bf16", routed_tokens, top_k, z.hidden);
-  if (routed <= z.tokens) {
-    rows.push_back({"dispatch", r_h, bytes(rh + rh / 8, 2), [=] {
-                      return dispatch::Forward(ctx, {z.hidden, top_k},
-                                               {routed_tokens, routed, row_token, x, y});
-                    }});
-    rows.push_back({"combine", r_h, bytes(rh + rh / 8, 2), [=] {
-                      return combine::Forward(
-                          ctx, {z.hidden, top_k},
-                          {routed_tokens, routed, residual, slot_row, weights, y});
-                    }});
-  }
+  rows.push_back({"dispatch", r_h, bytes(rh + rh / 8, 2), [=] {
+                    return dispatch::Forward(ctx, {z.hidden, top_k},
+                                             {routed_tokens, routed, row_token, x, routed_rows});
+                  }});
+  rows.push_back({"combine", r_h, bytes(rh + rh / 8, 2), [=] {
+                    return combine::Forward(
+                        ctx, {z.hidden, top_k},
+                        {routed_tokens, routed, routed_rows, slot_row, weights, y});
+                  }});
   auto* router_logits = reinterpret_cast<float*>(dx);
   auto* chosen = pool.Take<int32_t>(z.tokens * top_k);
   auto* chosen_weights = pool.Take<float>(z.tokens * top_k);

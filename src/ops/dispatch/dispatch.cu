@@ -1,6 +1,6 @@
 // dispatch on CUDA: rows gathered by token; backward adds the slots of a token, ascending.
 
-#include "ops/cuda/rows.cuh"
+#include "ops/cuda/eights.cuh"
 #include "ops/dispatch/dispatch_cuda.h"
 
 namespace tare::ops::dispatch {
@@ -8,13 +8,11 @@ namespace {
 
 using namespace tare::ops::cuda;  // NOLINT(google-build-using-namespace)
 
-// kGroup consecutive elements: 8 (two loads in flight), or 1 where they cannot be read at once.
+// kGroup consecutive elements: 8, or 1 where they cannot be read at once.
 template <typename T, int kGroup>
 __device__ __forceinline__ void LoadGroup(const T* p, float (&v)[kGroup]) {
   if constexpr (kGroup == 8) {
-    const Raw4<T> low = LoadRaw4(p), high = LoadRaw4(p + 4);
-    Widen4(low, *reinterpret_cast<float(*)[4]>(&v[0]));
-    Widen4(high, *reinterpret_cast<float(*)[4]>(&v[4]));
+    Load8(p, v);
   } else {
     v[0] = Widen(p[0]);
   }
@@ -22,8 +20,7 @@ __device__ __forceinline__ void LoadGroup(const T* p, float (&v)[kGroup]) {
 template <typename T, int kGroup>
 __device__ __forceinline__ void StoreGroup(const float (&v)[kGroup], T* p) {
   if constexpr (kGroup == 8) {
-    Store4(*reinterpret_cast<const float(*)[4]>(&v[0]), p);
-    Store4(*reinterpret_cast<const float(*)[4]>(&v[4]), p + 4);
+    Store8(v, p);
   } else {
     Put(v[0], p);
   }
@@ -86,7 +83,7 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
     using T = decltype(tag);
     const auto* x = static_cast<const T*>(a.x);
     auto* out = static_cast<T*>(a.out);
-    const bool vec = p.hidden % 8 == 0 && Aligned4(x, p.dtype) && Aligned4(out, p.dtype);
+    const bool vec = p.hidden % 8 == 0 && Aligned16({x, out});
     const unsigned grid = GridFor(a.out_rows * p.hidden / (vec ? 8 : 1), 256, int64_t{1} << 30);
     if (vec) {
       dispatch_forward_kernel<T, 8><<<grid, 256, 0, Stream(ctx)>>>(a.rows, a.out_rows, p.hidden,
@@ -106,8 +103,7 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
     using G = decltype(tag);
     const auto* dout = static_cast<const G*>(a.dout);
     auto* dx = static_cast<G*>(a.dx);
-    const bool vec =
-        p.hidden % 8 == 0 && Aligned4(dout, p.grad_dtype) && Aligned4(dx, p.grad_dtype);
+    const bool vec = p.hidden % 8 == 0 && Aligned16({dout, dx});
     const unsigned grid = GridFor(a.rows * p.hidden / (vec ? 8 : 1), 256, int64_t{1} << 30);
     const int top_k = static_cast<int>(p.top_k);
     if (vec) {

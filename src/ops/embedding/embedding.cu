@@ -1,7 +1,7 @@
 // embedding on CUDA. Forward: a block's threads copy one row. Backward: a block for each token that
 // is the first of its id in the unit; it finds the others and sums them by lanes(32) over the unit.
 
-#include "ops/cuda/rows.cuh"
+#include "ops/cuda/eights.cuh"
 #include "ops/embedding/embedding_cuda.h"
 
 namespace tare::ops::embedding {
@@ -26,9 +26,7 @@ __global__ void __launch_bounds__(256)
     const E* from = static_cast<const E*>(table) + (good ? id : 0) * hidden + i;
     float v[kGroup];
     if constexpr (kGroup == 8) {
-      const Raw4<E> low = LoadRaw4(from), high = LoadRaw4(from + 4);
-      Widen4(low, *reinterpret_cast<float(*)[4]>(&v[0]));
-      Widen4(high, *reinterpret_cast<float(*)[4]>(&v[4]));
+      Load8(from, v);
     } else {
       v[0] = Widen(from[0]);
     }
@@ -38,8 +36,7 @@ __global__ void __launch_bounds__(256)
       if (!good) v[e] = 0.0f;
     }
     if constexpr (kGroup == 8) {
-      Store4(*reinterpret_cast<const float(*)[4]>(&v[0]), to);
-      Store4(*reinterpret_cast<const float(*)[4]>(&v[4]), to + 4);
+      Store8(v, to);
     } else {
       Put(v[0], to);
     }
@@ -118,8 +115,7 @@ __global__ void __launch_bounds__(kColumns)
 Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
   TARE_ASSIGN_OR_RETURN(unsigned long long* const refused, RefusalWord());
   if (args.rows == 0) return Ok();
-  const bool vec =
-      p.hidden % 8 == 0 && Aligned4(args.table, p.table_dtype) && Aligned4(args.out, p.dtype);
+  const bool vec = p.hidden % 8 == 0 && Aligned16({args.table, args.out});
   return WithRowDType(p.table_dtype, [&](auto e) {
     return WithRowDType(p.dtype, [&](auto t) -> Status {
       using E = decltype(e);

@@ -12,6 +12,7 @@
 #include "numerics/fp.h"
 #include "numerics/lanes.h"
 #include "numerics/sm90.h"
+#include "ops/cuda/descriptors.cuh"
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -28,6 +29,7 @@ constexpr int kOperandBytes = kTile * 128;
 constexpr int kStageBytes = 2 * kOperandBytes;
 constexpr int kSharedBytes = 1024 + kStages * kStageBytes + kStages * 16;
 constexpr int kCount = kTile / 2;  // accumulators of a thread
+constexpr int kAhead = 4;          // K blocks whose scales are fetched together
 
 struct KernelArgs {
   linear::gpu::GemmArgs gemm;  // m, n, y, y_stride, out_f32, pairs, bias, bias_f32
@@ -115,7 +117,8 @@ __global__ void __launch_bounds__(384, 1)
     return;
   }
   sm90::RegistersIncrease<240>();
-  const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = thread % 32;
+  const int group = sm90::Uniform(static_cast<int>(threadIdx.x) / 128 - 1);
+  const int thread = threadIdx.x % 128, lane = thread % 32;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int2 origin = TileOrigin(args, tile);
     const int row0 = origin.x + 64 * group + 16 * (thread / 32);
@@ -127,31 +130,51 @@ __global__ void __launch_bounds__(384, 1)
     float acc[kCount], partial[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) acc[i] = partial[i] = 0.0f;
-    for (int b = args.first; b < args.last; ++b) {
-      const float w = scale_w[b];
-      const float sa = __fmul_rn(scale_a[b], w), sb = __fmul_rn(scale_b[b], w);
-      sm90::BarrierWait(full + ring.slot * 8, ring.parity);
-      const uint32_t stage = stages_at + ring.slot * kStageBytes;
-      const uint32_t x_at = stage + group * 64 * 128, w_at = stage + kOperandBytes;
-      sm90::PinRegisters(partial);
-      sm90::WgmmaFence();
-      Step<true>(partial, sm90::DescriptorKMajor(x_at), sm90::DescriptorKMajor(w_at));
+    // Scales come four blocks at a time, while the four before multiply.
+    float next_w[kAhead], next_a[kAhead], next_b[kAhead];
+    const auto fetch = [&](int b) {
 #pragma unroll
-      for (int step = 1; step < 4; ++step) {
-        Step<false>(partial, sm90::DescriptorKMajor(x_at + 32 * step),
-                    sm90::DescriptorKMajor(w_at + 32 * step));
+      for (int j = 0; j < kAhead; ++j) {
+        if (b + j >= args.last) break;
+        next_w[j] = scale_w[b + j], next_a[j] = scale_a[b + j], next_b[j] = scale_b[b + j];
       }
-      sm90::WgmmaCommit();
-      sm90::WgmmaWait<0>();
-      sm90::PinRegisters(partial);
-      if (thread == 0) sm90::BarrierArrive(empty + ring.slot * 8);
-      ring.Next();
+    };
+    fetch(args.first);
+    for (int b = args.first; b < args.last; b += kAhead) {
+      float sa[kAhead], sb[kAhead];
 #pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-        acc[4 * j] = __fmaf_rn(partial[4 * j], sa, acc[4 * j]);
-        acc[4 * j + 1] = __fmaf_rn(partial[4 * j + 1], sa, acc[4 * j + 1]);
-        acc[4 * j + 2] = __fmaf_rn(partial[4 * j + 2], sb, acc[4 * j + 2]);
-        acc[4 * j + 3] = __fmaf_rn(partial[4 * j + 3], sb, acc[4 * j + 3]);
+      for (int j = 0; j < kAhead; ++j) {
+        sa[j] = __fmul_rn(next_a[j], next_w[j]);
+        sb[j] = __fmul_rn(next_b[j], next_w[j]);
+      }
+      fetch(b + kAhead);
+#pragma unroll
+      for (int block = 0; block < kAhead; ++block) {
+        if (b + block >= args.last) break;
+        sm90::BarrierWait(full + ring.slot * 8, ring.parity);
+        const uint32_t stage = stages_at + ring.slot * kStageBytes;
+        const uint32_t x_low = sm90::DescriptorLow(stage + group * 64 * 128);
+        const uint32_t w_low = sm90::DescriptorLow(stage + kOperandBytes);
+        sm90::PinRegisters(partial);
+        sm90::WgmmaFence();
+        Step<true>(partial, sm90::Descriptor(x_low, 0), sm90::Descriptor(w_low, 0));
+#pragma unroll
+        for (int step = 1; step < 4; ++step) {
+          Step<false>(partial, sm90::Descriptor(x_low, 32 * step),
+                      sm90::Descriptor(w_low, 32 * step));
+        }
+        sm90::WgmmaCommit();
+        sm90::WgmmaWait<0>();
+        sm90::PinRegisters(partial);
+        if (thread == 0) sm90::BarrierArrive(empty + ring.slot * 8);
+        ring.Next();
+#pragma unroll
+        for (int j = 0; j < kCount / 4; ++j) {
+          acc[4 * j] = __fmaf_rn(partial[4 * j], sa[block], acc[4 * j]);
+          acc[4 * j + 1] = __fmaf_rn(partial[4 * j + 1], sa[block], acc[4 * j + 1]);
+          acc[4 * j + 2] = __fmaf_rn(partial[4 * j + 2], sb[block], acc[4 * j + 2]);
+          acc[4 * j + 3] = __fmaf_rn(partial[4 * j + 3], sb[block], acc[4 * j + 3]);
+        }
       }
     }
     if (args.gemm.bias != nullptr) linear::gpu::AddBias(args.gemm, acc, origin.y, lane);
@@ -160,23 +183,34 @@ __global__ void __launch_bounds__(384, 1)
 }
 
 // The result or the sum of one segment, one thread an output.
-__device__ float SumOf(const Args& a, const Params& p, bool ieee, int64_t m, int64_t n,
-                       int64_t first, int64_t last) {
+struct Generic {
+  Params p;
+  Args a;
+  bool ieee;
+  int64_t first, last;
+  float* out;
+  bool one_chain, in_turn;  // planted faults
+};
+__device__ float SumOf(const Generic& g, int64_t m, int64_t n) {
+  const Params& p = g.p;
+  const Args& a = g.a;
   const int64_t blocks = (p.k + kBlock - 1) / kBlock;
   const uint8_t* x = static_cast<const uint8_t*>(a.x) + m * p.k;
   const uint8_t* w = static_cast<const uint8_t*>(a.w) + n * p.k;
   float acc = 0.0f;
-  for (int64_t b = first; b < last; ++b) {
-    const int64_t k0 = b * kBlock, k1 = min(p.k, k0 + kBlock);
+  for (int64_t b = g.first; b < g.last; ++b) {
+    if (g.one_chain && b > 0) break;
+    const int64_t k0 = b * kBlock, k1 = g.one_chain ? p.k : min(p.k, k0 + kBlock);
     float partial = 0.0f;
-    if (ieee) {
+    if (g.ieee) {
       for (int64_t k = k0; k < k1; ++k)
         partial = numerics::Fma(E4m3ToF32(x[k]), E4m3ToF32(w[k]), partial);
     } else {
       partial = numerics::Sm90Chain<numerics::MmaType::kE4M3>(x + k0, w + k0, k1 - k0, partial);
     }
-    const float scale =
-        numerics::Mul(a.x_scale[m * blocks + b], a.w_scale[n / kBlock * blocks + b]);
+    const float x_scale = a.x_scale[m * blocks + b], w_scale = a.w_scale[n / kBlock * blocks + b];
+    const float scale = g.in_turn ? w_scale : numerics::Mul(x_scale, w_scale);
+    if (g.in_turn) partial = numerics::Mul(partial, x_scale);
     acc = numerics::Fma(partial, scale, acc);
   }
   return acc;
@@ -200,16 +234,14 @@ __device__ void StoreResult(const Params& p, const Args& a, int64_t at, int64_t 
   }
 }
 
-__global__ void __launch_bounds__(128)
-    fp8_generic_kernel(const __grid_constant__ Params p, const __grid_constant__ Args a, bool ieee,
-                       int64_t first, int64_t last, float* out) {
+__global__ void __launch_bounds__(128) fp8_generic_kernel(const __grid_constant__ Generic g) {
   const int64_t at = int64_t{blockIdx.x} * 128 + threadIdx.x;
-  if (at >= a.m * p.n) return;
-  const float v = SumOf(a, p, ieee, at / p.n, at % p.n, first, last);
-  if (out != nullptr) {
-    out[at] = v;
+  if (at >= g.a.m * g.p.n) return;
+  const float v = SumOf(g, at / g.p.n, at % g.p.n);
+  if (g.out != nullptr) {
+    g.out[at] = v;
   } else {
-    StoreResult(p, a, at, at % p.n, v);
+    StoreResult(g.p, g.a, at, at % g.p.n, v);
   }
 }
 
@@ -226,7 +258,7 @@ __global__ void __launch_bounds__(256)
 }  // namespace
 
 bool CanUse(const Problem& p) {
-  if (p.ieee || p.params.k % 16 != 0) return false;
+  if (p.ieee || p.one_chain || p.scales_in_turn || p.params.k % 16 != 0) return false;
   if (p.out == nullptr &&
       (p.params.y_dtype == DType::kF16 || (p.params.bias && p.params.bias_dtype == DType::kF16)))
     return false;
@@ -272,8 +304,8 @@ Status Launch(const Problem& p, StreamHandle stream) {
 Status LaunchGeneric(const Problem& p, StreamHandle stream) {
   const int64_t count = p.args.m * p.params.n;
   fp8_generic_kernel<<<static_cast<unsigned>((count + 127) / 128), 128, 0,
-                       static_cast<cudaStream_t>(stream)>>>(p.params, p.args, p.ieee, p.first,
-                                                            p.last, p.out);
+                       static_cast<cudaStream_t>(stream)>>>(
+      {p.params, p.args, p.ieee, p.first, p.last, p.out, p.one_chain, p.scales_in_turn});
   return cuda::Launched();
 }
 

@@ -17,9 +17,11 @@ struct Problem {
   // not null, else the result goes to args.y.
   int64_t first = 0, last = 0;
   float* out = nullptr;
+  bool one_chain = false, scales_in_turn = false;  // planted faults, of the generic kernel
 };
 
 // True when the Hopper kernel can take it: K a multiple of 16, addresses of 16 bytes.
+// A planted fault is the generic kernel's.
 bool CanUse(const Problem& p);
 Status Launch(const Problem& p, StreamHandle stream);
 // One thread for each output, any shape and both profiles.

@@ -27,6 +27,8 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
   problem.params = p;
   problem.args = a;
   problem.ieee = ctx.profile != Profile::kSm90Mma;
+  problem.one_chain = fault::Active(kOneChain, ctx.side);
+  problem.scales_in_turn = fault::Active(kScalesInTurn, ctx.side);
   const int64_t blocks = (p.k + kBlock - 1) / kBlock;
   bool hopper = false;
   for (int64_t s = 0; s < p.segments; ++s) {

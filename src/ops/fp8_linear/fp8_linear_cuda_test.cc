@@ -41,7 +41,7 @@ struct Outcome {
 
 // One shape on both; codes of every kind, NaN codes when `specials`.
 Outcome RunBoth(int64_t m, int64_t n, int64_t k, int32_t segments, DType y_dtype, bool bias,
-                Profile profile, bool specials, uint32_t seed) {
+                Profile profile, bool specials, uint32_t seed, const char* fault = "") {
   std::mt19937 rng(seed);
   std::normal_distribution<float> normal;
   const int64_t blocks = (k + kBlock - 1) / kBlock;
@@ -78,9 +78,10 @@ Outcome RunBoth(int64_t m, int64_t n, int64_t k, int32_t segments, DType y_dtype
   ThreadPool pool(2);
   LaunchTrace trace;
   Ctx cpu;
-  cpu.pool = &pool, cpu.profile = profile;
+  cpu.pool = &pool, cpu.profile = profile, cpu.side = fault::Side::kTrainer;
   Ctx gpu = cpu;
-  gpu.device = Device::kCuda, gpu.trace = &trace;
+  gpu.device = Device::kCuda, gpu.trace = &trace, gpu.side = fault::Side::kRollout;
+  const fault::Scoped planted(fault[0] == '\0' ? "" : fmt::format("{}@rollout", fault));
   Tensor y = Make(y_dtype, {m, n}), there = Make(y_dtype, {m, n}, Device::kCuda);
   std::vector<Tensor> keep, keep_there;
   const Args on_cpu = args(Device::kCpu, y, keep);
@@ -138,6 +139,19 @@ TEST_F(Fp8LinearCuda, AThousandRandomShapesGiveTheCpusBits) {
     hopper += o.kernel.find("wgmma") != std::string::npos ? 1 : 0;
   }
   EXPECT_GT(hopper, 500) << "the Hopper kernel hardly ran";
+}
+
+// The operator's planted faults on the device are seen from the CPU, in both profiles.
+TEST_F(Fp8LinearCuda, CudaFaultsOnTheDeviceAreSeenFromTheCpu) {
+  for (const Profile profile : {Profile::kSm90Mma, Profile::kIeeeF32}) {
+    for (const char* fault : {"fp8_linear.one_chain", "fp8_linear.scales_in_turn"}) {
+      for (const char* planted : {"", fault, ""}) {
+        const Outcome o = RunBoth(20, 72, 384, 1, DType::kF32, true, profile, false, 9, planted);
+        EXPECT_EQ(o.difference.empty(), planted[0] == '\0')
+            << fault << " " << ProfileName(profile) << ": " << o.difference;
+      }
+    }
+  }
 }
 
 }  // namespace

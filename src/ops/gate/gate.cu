@@ -1,48 +1,12 @@
-// gate on CUDA: elementwise, four elements a thread.
+// gate on CUDA: elementwise; large bf16 calls by table (gate_table.cuh), others four elements a
+// thread.
 
-#include "numerics/elementary.h"
-#include "ops/cuda/rows.cuh"
-#include "ops/gate/gate_cuda.h"
+#include "ops/gate/gate_table.cuh"
 
 namespace tare::ops::gate {
 namespace {
 
 using namespace tare::ops::cuda;  // NOLINT(google-build-using-namespace)
-
-constexpr float kTwoSqrtTwoOverPi = 0x1.988454p0f;  // 2 * sqrt(2 / pi)
-constexpr float kCubic = 0.044715f;
-
-template <Activation kAct>
-__device__ __forceinline__ float Act(float g) {
-  if constexpr (kAct == Activation::kSilu) return numerics::Silu(g);
-  if constexpr (kAct == Activation::kGeluTanh) return numerics::GeluTanh(g);
-  return numerics::Gelu(g);
-}
-
-// act'(g), the operations of gate.cc in their order.
-template <Activation kAct>
-__device__ __forceinline__ float Derivative(float g) {
-  if constexpr (kAct == Activation::kSilu) {
-    const float s = numerics::Sigmoid(g);
-    return Mul(s, Fma(g, Sub(1.0f, s), 1.0f));
-  } else if constexpr (kAct == Activation::kGeluTanh) {
-    const float squared = Mul(g, g);
-    const float v = Mul(kTwoSqrtTwoOverPi, Mul(g, Fma(kCubic, squared, 1.0f)));
-    const float dv = Mul(kTwoSqrtTwoOverPi, Fma(3 * kCubic, squared, 1.0f));
-    const float s = numerics::Sigmoid(v);
-    return Fma(Mul(g, dv), Mul(s, Sub(1.0f, s)), s);
-  } else {
-    const float phi_cap = Fma(0.5f, numerics::Erf(Mul(g, 0x1.6a09e6p-1f)), 0.5f);
-    const float phi = Mul(numerics::Exp(Mul(Mul(g, g), -0.5f)), 0x1.988454p-2f);
-    return Fma(g, phi, phi_cap);
-  }
-}
-
-struct ForwardArgs {
-  int64_t rows, width, stride;
-  const void *gate, *up;
-  void* y;
-};
 
 // kGroup elements of a row at a time: 4, or 1 where four cannot be read at once.
 template <typename T, int kGroup>
@@ -80,13 +44,6 @@ __global__ void __launch_bounds__(256) gate_forward_kernel(const __grid_constant
     }
   }
 }
-
-struct BackwardArgsCuda {
-  int64_t rows, width, stride, dstride;
-  const void *gate, *up, *dy;
-  void *dgate, *dup;
-  bool detached;  // the planted fault: dgate is +0
-};
 
 template <Activation kAct, typename T, typename G, int kGroup>
 __global__ void __launch_bounds__(256)
@@ -160,6 +117,9 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
   const bool early = fault::Active(kEarlyCast, ctx.side);
   const bool vec = p.width % 4 == 0 && a.stride % 4 == 0 && Aligned4(a.gate, p.dtype) &&
                    Aligned4(a.up, p.dtype) && Aligned4(a.y, p.dtype);
+  const bool by_table = p.dtype == DType::kBF16 && a.rows * a.width >= kTableElements &&
+                        p.width % 8 == 0 && a.stride % 8 == 0 && Aligned16({a.gate, a.up, a.y});
+  TARE_ASSIGN_OR_RETURN(const unsigned table_grid, Multiprocessors());
   return WithActivation(p.activation, [&](auto act) {
     return WithRowDType(p.dtype, [&](auto tag) -> Status {
       using T = decltype(tag);
@@ -169,6 +129,9 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
         gate_faulty_kernel<kAct, T>
             <<<static_cast<unsigned>((total + 255) / 256), 256, 0, Stream(ctx)>>>(a, approximate,
                                                                                   early);
+      } else if (by_table) {
+        if constexpr (sizeof(T) == 2)
+          gate_table_forward_kernel<kAct><<<table_grid, kTableThreads, 0, Stream(ctx)>>>(a);
       } else if (vec) {
         gate_forward_kernel<kAct, T, 4><<<Grid(a.rows, a.width / 4), 256, 0, Stream(ctx)>>>(a);
       } else {
@@ -188,13 +151,20 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
                    Aligned4(a.gate, p.dtype) && Aligned4(a.up, p.dtype) &&
                    Aligned4(a.dy, p.grad_dtype) && Aligned4(a.dgate, p.grad_dtype) &&
                    Aligned4(a.dup, p.grad_dtype);
+  const bool by_table = p.dtype == DType::kBF16 && a.rows * p.width >= kTableElements &&
+                        p.width % 8 == 0 && a.stride % 8 == 0 && a.dstride % 8 == 0 &&
+                        Aligned16({a.gate, a.up, a.dy, a.dgate, a.dup});
+  TARE_ASSIGN_OR_RETURN(const unsigned table_grid, Multiprocessors());
   return WithActivation(p.activation, [&](auto act) {
     return WithRowDType(p.dtype, [&](auto x) {
       return WithRowDType(p.grad_dtype, [&](auto g) -> Status {
         using T = decltype(x);
         using G = decltype(g);
         constexpr Activation kAct = decltype(act)::value;
-        if (vec) {
+        if (by_table) {
+          if constexpr (sizeof(T) == 2)
+            gate_table_backward_kernel<kAct, G><<<table_grid, kTableThreads, 0, Stream(ctx)>>>(a);
+        } else if (vec) {
           gate_backward_kernel<kAct, T, G, 4>
               <<<Grid(a.rows, a.width / 4), 256, 0, Stream(ctx)>>>(a);
         } else {

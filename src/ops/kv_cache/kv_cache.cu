@@ -2,6 +2,7 @@
 
 #include "ops/cuda/rows.cuh"
 #include "ops/kv_cache/kv_cache.h"
+#include "tensor/convert.h"
 
 namespace tare::ops::kv_cache {
 namespace {
@@ -25,11 +26,25 @@ struct KernelArgs {
   int64_t max_pages, num_pages, page_size;
   void *k_pages, *v_pages;
   int32_t* nonfinite;
+  int kind;         // 0: bf16, 1: f16, 2: f32; read for the planted fault alone
+  bool local, fp8;  // planted faults: positions from the chunk's start, values through e4m3
 };
 
 template <typename Word>
 __device__ __forceinline__ bool NonFinite(Word v, uint32_t mask) {
   return (static_cast<uint32_t>(v) & mask) == mask;
+}
+
+// The bits of a value of one of three dtypes after a rounding to e4m3: the planted fault.
+__device__ uint32_t ThroughE4m3(uint32_t bits, int kind) {
+  const float v = kind == 0   ? __uint_as_float(bits << 16)
+                  : kind == 1 ? F16ToF32(static_cast<uint16_t>(bits))
+                              : __uint_as_float(bits);
+  const float rounded = E4m3ToF32(F32ToE4m3(v));
+  if (kind == 2) return __float_as_uint(rounded);
+  if (kind == 0) return Bf16Bits(rounded);
+  return ConvertFloatBits<DType::kF32, DType::kF16>(__float_as_uint(rounded),
+                                                    Fp8Overflow::kNonFinite);
 }
 
 // Word: uint16_t for bf16 and f16, uint32_t for f32; `mask` its exponent bits. kGroup words at
@@ -58,7 +73,7 @@ __global__ void __launch_bounds__(256)
     }
     const int64_t in_run = row - runs.run[low].first;
     const int64_t token = runs.run[low].begin + in_run;
-    const int64_t key = runs.run[low].position + in_run;
+    const int64_t key = (a.local ? 0 : runs.run[low].position) + in_run;
     const int64_t page = a.block_table[runs.run[low].block_row * a.max_pages + key / a.page_size];
     if (page < 0 || page >= a.num_pages) continue;
     const Word* from =
@@ -70,6 +85,11 @@ __global__ void __launch_bounds__(256)
     memcpy(words, &value, sizeof(value));
 #pragma unroll
     for (int e = 0; e < kGroup; ++e) bad |= NonFinite(words[e], mask);
+    if (a.fp8) {
+#pragma unroll
+      for (int e = 0; e < kGroup; ++e) to[e] = static_cast<Word>(ThroughE4m3(words[e], a.kind));
+      continue;
+    }
     *reinterpret_cast<Group*>(to) = value;
   }
   if (bad && a.nonfinite != nullptr) *a.nonfinite = 1;
@@ -90,7 +110,12 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
                         args.page_size,
                         args.k_pages,
                         args.v_pages,
-                        args.nonfinite_flag};
+                        args.nonfinite_flag,
+                        p.dtype == DType::kBF16  ? 0
+                        : p.dtype == DType::kF16 ? 1
+                                                 : 2,
+                        fault::Active(kChunkLocalPosition, ctx.side),
+                        fault::Active(kWriteFp8, ctx.side)};
   const auto aligned = [](const void* q) { return reinterpret_cast<uintptr_t>(q) % 16 == 0; };
   const int64_t group = 16 / size;
   const bool vec = width % group == 0 && a.k_stride % group == 0 && a.v_stride % group == 0 &&

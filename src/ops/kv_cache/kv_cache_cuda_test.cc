@@ -115,5 +115,52 @@ TEST_F(KvCacheCuda, RandomRunsGiveTheCpusPages) {
   }
 }
 
+// The operator's planted faults on the device are seen in its pages from the CPU.
+TEST_F(KvCacheCuda, CudaFaultsOnTheDeviceAreSeenFromTheCpu) {
+  ThreadPool pool(1);
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    std::mt19937 rng(11);
+    Params p;
+    p.kv_heads = 2, p.head_dim = 64, p.dtype = dtype;
+    const int64_t row = 128, size = SizeOf(dtype);
+    Args a;
+    a.page_size = 4, a.table_rows = 1, a.max_pages = 5, a.num_pages = 5, a.tokens = 7;
+    const attention::Run run{.q_rows = 7, .position = 9};
+    a.runs = {&run, 1};
+    auto table = Tensor::Allocate(DType::kI32, {5});
+    ASSERT_TRUE(table.ok());
+    for (int i = 0; i < 5; ++i) table->mutable_as<int32_t>()[i] = 4 - i;
+    const Tensor k = Bytes(a.tokens * row * size, rng, dtype),
+                 v = Bytes(a.tokens * row * size, rng, dtype),
+                 pages = Bytes(a.num_pages * a.page_size * row * size, rng, dtype);
+    const auto pages_of = [&](Device where) {
+      const Tensor k_in = To(k, where), v_in = To(v, where), table_in = To(*table, where);
+      Tensor k_pages = To(*pages.Clone(), where), v_pages = To(*pages.Clone(), where);
+      Args call = a;
+      call.k = k_in.data(), call.v = v_in.data();
+      call.block_table = static_cast<const int32_t*>(table_in.data());
+      call.k_pages = k_pages.mutable_data(), call.v_pages = v_pages.mutable_data();
+      const Status s =
+          Forward({.pool = &pool, .device = where, .side = fault::Side::kRollout}, p, call);
+      EXPECT_TRUE(s.ok()) << s.ToString();
+      const Tensor k_out = To(k_pages, Device::kCpu), v_out = To(v_pages, Device::kCpu);
+      const auto text = [](const Tensor& t) {
+        return std::string(static_cast<const char*>(t.data()), static_cast<size_t>(t.size_bytes()));
+      };
+      return text(k_out) + text(v_out);
+    };
+    const std::string clean = pages_of(Device::kCpu);
+    EXPECT_EQ(pages_of(Device::kCuda), clean);
+    for (const char* name : {"kv_cache.write_fp8", "kv_cache.chunk_local_position"}) {
+      const fault::Scoped planted(std::string(name) + "@rollout");
+      const std::string faulty = pages_of(Device::kCuda);
+      EXPECT_NE(faulty, clean) << name;
+      // The same defect on the CPU: the device plants what the catalogue means.
+      EXPECT_EQ(faulty, pages_of(Device::kCpu)) << name;
+    }
+    EXPECT_EQ(pages_of(Device::kCuda), clean);
+  }
+}
+
 }  // namespace
 }  // namespace tare::ops::kv_cache

@@ -91,7 +91,11 @@ __device__ Partial LeafOfWarp(const At& at, const At2& at2, float temperature, i
           e = Exp2(x);
         }
         l = Add(l, e);
-        if constexpr (kEntropy) u = Add(u, e == 0.0f ? 0.0f : Mul(e, difference));
+        // Near differences have no e of 0, and so no product of 0 and infinity.
+        if constexpr (kEntropy) {
+          const bool nothing = !decltype(near)::value && e == 0.0f;
+          u = Add(u, nothing ? 0.0f : Mul(e, difference));
+        }
       }
     };
     // Differences of at least -80 need no care for subnormal results. A NaN or -inf among the

@@ -79,6 +79,15 @@ __global__ void __launch_bounds__(256) logprob_kernel(const __grid_constant__ Ke
   }
 }
 
+// The bits of numerics::Exp for x in [-86, 0.5], where nothing is clamped and the result is normal:
+// the power of two is added to the exponent.
+__device__ __forceinline__ float ExpNear(float x) {
+  float r, v;
+  int32_t n;
+  numerics::internal::ExpParts<numerics::internal::ScalarF32>(x, r, v, n);
+  return __uint_as_float(__float_as_uint(Add(1.0f, Add(r, v))) + (static_cast<uint32_t>(n) << 23));
+}
+
 struct BackwardKernelArgs {
   int64_t rows, ids, stride, dstride, id_begin;
   const void* logits;
@@ -111,15 +120,33 @@ __global__ void __launch_bounds__(256)
         } else {
           v[0] = Widen(x[i]);
         }
+        float q[kGroup];
+        bool near = true;
 #pragma unroll
         for (int e = 0; e < kGroup; ++e) {
           float z = v[e];
           if (temperature != 1.0f) z = Div(z, temperature);
-          const float q = Sub(Sub(z, m), l);
-          const float p = numerics::Exp(q);
-          float dz = Mul(g, Sub(kGroup * i + e == column ? 1.0f : 0.0f, p));
-          if (a.dentropy != nullptr) dz = Fma(-dh, p == 0.0f ? 0.0f : Mul(p, Add(q, h)), dz);
-          v[e] = temperature != 1.0f ? Div(dz, temperature) : dz;
+          q[e] = Sub(Sub(z, m), l);
+          near = near && q[e] >= -86.0f && q[e] <= 0.5f;
+        }
+        const auto gradients = [&](auto is_near) {
+#pragma unroll
+          for (int e = 0; e < kGroup; ++e) {
+            float p;
+            if constexpr (decltype(is_near)::value) {
+              p = ExpNear(q[e]);
+            } else {
+              p = numerics::Exp(q[e]);
+            }
+            float dz = Mul(g, Sub(kGroup * i + e == column ? 1.0f : 0.0f, p));
+            if (a.dentropy != nullptr) dz = Fma(-dh, p == 0.0f ? 0.0f : Mul(p, Add(q[e], h)), dz);
+            v[e] = temperature != 1.0f ? Div(dz, temperature) : dz;
+          }
+        };
+        if (near) {
+          gradients(std::true_type());
+        } else {
+          gradients(std::false_type());
         }
       }
       if constexpr (kGroup == 4) {

@@ -1,8 +1,7 @@
 // rmsnorm on CUDA: a warp for each row, the row's values kept in shared memory between the sum and
 // the product; the weight's gradient by blocks of 32 columns, a warp for each token lane.
 
-#include "ops/cuda/rows.cuh"
-#include "ops/rmsnorm/rmsnorm_cuda.h"
+#include "ops/rmsnorm/rmsnorm_bulk.cuh"
 
 namespace tare::ops::rmsnorm {
 namespace {
@@ -11,16 +10,6 @@ using namespace tare::ops::cuda;  // NOLINT(google-build-using-namespace)
 
 constexpr int kWarps = 4;
 constexpr int kBatch = 8;  // chunks whose loads are in flight together
-
-struct ForwardArgs {
-  int64_t rows, width;
-  const void *x, *residual, *w;
-  void *y, *residual_out;
-  float* rstd;
-  float inverse, eps;
-  bool w_f32, unit_offset;
-  bool staged;  // the row fits in shared memory; else it is read again
-};
 
 // kResidual: h = round(x + residual) of dtype R; else h is x.
 template <typename T, typename R, bool kResidual, bool kVec>
@@ -84,16 +73,6 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
   }
 }
-
-struct BackwardRowArgs {
-  int64_t rows, width;
-  const void *h, *w, *dy, *extra;
-  void* dx;
-  const float* rstd;
-  float inverse;
-  bool w_f32, unit_offset;
-  bool staged;
-};
 
 template <typename H, typename G, bool kVec>
 __global__ void __launch_bounds__(32 * kWarps)
@@ -197,11 +176,31 @@ __global__ void __launch_bounds__(1024)
     const int64_t begin = units.unit[u].begin, rows = units.unit[u].rows;
     float acc = 0.0f;
     if (column < width) {
-#pragma unroll 8
-      for (int64_t i = warp; i < rows; i += 32) {
-        const int64_t t = begin + i;
-        const float xhat = Mul(Widen(h[t * width]), rstd[t]);
-        acc = Fma(Widen(dy[t * width]), xhat, acc);
+      // The loads of a batch go out before the batch before is summed.
+      constexpr int kAhead = 8;
+      float x[2][kAhead], d[2][kAhead], r[2][kAhead];
+      const auto fetch = [&](int64_t first, float(&xs)[kAhead], float(&ds)[kAhead],
+                             float(&rs)[kAhead]) {
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+          if (first + 32 * k >= rows) break;
+          const int64_t t = begin + first + 32 * k;
+          xs[k] = Widen(h[t * width]), ds[k] = Widen(dy[t * width]), rs[k] = rstd[t];
+        }
+      };
+      const auto add = [&](int64_t first, const float(&xs)[kAhead], const float(&ds)[kAhead],
+                           const float(&rs)[kAhead]) {
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+          if (first + 32 * k < rows) acc = Fma(ds[k], Mul(xs[k], rs[k]), acc);
+        }
+      };
+      fetch(warp, x[0], d[0], r[0]);
+      for (int64_t i = warp; i < rows; i += 64 * kAhead) {
+        fetch(i + 32 * kAhead, x[1], d[1], r[1]);
+        add(i, x[0], d[0], r[0]);
+        fetch(i + 64 * kAhead, x[0], d[0], r[0]);
+        add(i + 32 * kAhead, x[1], d[1], r[1]);
       }
     }
     lanes[warp][lane] = acc;
@@ -255,6 +254,41 @@ __global__ void rmsnorm_faulty_kernel(const __grid_constant__ ForwardArgs a, boo
   }
 }
 
+// Rows enough for the copy engine's kernel to pay, all of its widths and addresses.
+constexpr int64_t kBulkRows = 512;
+bool CanBulk(const Params& p, const ForwardArgs& a) {
+  return p.dtype == DType::kBF16 && a.rows >= kBulkRows && p.hidden % 128 == 0 &&
+         Aligned16({a.x, a.y, a.residual, a.residual_out});
+}
+
+template <typename R, bool kResidual>
+Status RunBulk(const Ctx& ctx, const ForwardArgs& a) {
+  auto* const kernel = &rmsnorm_bulk_kernel<R, kResidual>;
+  const size_t weight = BulkBytesOfWeight(a.width), warp = BulkBytesOfWarp<R, kResidual>(a.width);
+  const size_t warps = std::min<size_t>(kBulkMostWarps, (kMostShared - weight) / warp);
+  const size_t shared = weight + warps * warp;
+  TARE_RETURN_IF_ERROR(AllowShared(kernel, shared));
+  TARE_ASSIGN_OR_RETURN(const unsigned sms, Multiprocessors());
+  // As many CTAs as fit beside each other.
+  const auto beside = static_cast<unsigned>(std::max<size_t>(1, kMostShared / shared));
+  kernel<<<sms * std::min(beside, 4u), 32 * static_cast<unsigned>(warps), shared, Stream(ctx)>>>(a);
+  return Launched();
+}
+
+template <typename H, typename G, bool kExtra>
+Status RunBulkBackward(const Ctx& ctx, const BackwardRowArgs& a) {
+  auto* const kernel = &rmsnorm_bulk_backward_kernel<H, G, kExtra>;
+  const size_t weight = BulkBytesOfWeight(a.width);
+  const size_t warp = BulkBackwardBytesOfWarp<H, G>(a.width, kExtra);
+  const size_t warps = std::min<size_t>(kBulkMostWarps, (kMostShared - weight) / warp);
+  const size_t shared = weight + warps * warp;
+  TARE_RETURN_IF_ERROR(AllowShared(kernel, shared));
+  TARE_ASSIGN_OR_RETURN(const unsigned sms, Multiprocessors());
+  const auto beside = static_cast<unsigned>(std::max<size_t>(1, kMostShared / shared));
+  kernel<<<sms * std::min(beside, 4u), 32 * static_cast<unsigned>(warps), shared, Stream(ctx)>>>(a);
+  return Launched();
+}
+
 template <class Kernel, class KernelArgs>
 Status Run(Kernel* kernel, const Ctx& ctx, const KernelArgs& a, size_t shared) {
   TARE_RETURN_IF_ERROR(AllowShared(kernel, shared));
@@ -301,6 +335,12 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
       const bool vec = p.hidden % 4 == 0 && Aligned4(a.x, p.dtype) && Aligned4(a.y, p.dtype) &&
                        Aligned4(a.w, p.weight_dtype) && Aligned4(a.residual, p.residual_dtype) &&
                        Aligned4(a.residual_out, p.residual_dtype);
+      if constexpr (sizeof(T) == 2) {
+        const bool fits =
+            BulkBytesOfWeight(p.hidden) + BulkBytesOfWarp<R, true>(p.hidden) * 2 <= kMostShared;
+        if (fits && CanBulk(p, a))
+          return p.add_residual ? RunBulk<R, true>(ctx, a) : RunBulk<R, false>(ctx, a);
+      }
       if (p.add_residual) {
         return vec ? Run(&rmsnorm_forward_kernel<T, R, true, true>, ctx, a, shared)
                    : Run(&rmsnorm_forward_kernel<T, R, true, false>, ctx, a, shared);
@@ -340,6 +380,14 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
                 p.hidden, args.h, args.dy, args.rstd, args.dw, list);
         return Launched();
       }));
+      const bool fits = BulkBytesOfWeight(p.hidden) +
+                            2 * BulkBackwardBytesOfWarp<H, G>(p.hidden, a.extra != nullptr) <=
+                        kMostShared;
+      if (fits && a.rows >= kBulkRows && p.hidden % 128 == 0 &&
+          Aligned16({a.h, a.dy, a.extra, a.dx})) {
+        return a.extra != nullptr ? RunBulkBackward<H, G, true>(ctx, a)
+                                  : RunBulkBackward<H, G, false>(ctx, a);
+      }
       size_t shared = static_cast<size_t>(kWarps) * static_cast<size_t>((p.hidden + 127) / 128) *
                       128 * (sizeof(H) + sizeof(G));
       a.staged = shared <= kMostShared;

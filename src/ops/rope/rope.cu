@@ -1,7 +1,7 @@
-// rope on CUDA: a thread for four pairs of one head (or one pair, where four cannot be read at
-// once). Both elements of a pair are read before either is written, so x may be y.
+// rope on CUDA: a thread for eight or four pairs of one head (or one pair, where four cannot be
+// read at once). Both elements of a pair are read before either is written, so x may be y.
 
-#include "ops/cuda/rows.cuh"
+#include "ops/cuda/eights.cuh"
 #include "ops/rope/rope_cuda.h"
 
 namespace tare::ops::rope {
@@ -42,7 +42,28 @@ __global__ void __launch_bounds__(256) rope_kernel(const __grid_constant__ Kerne
     }
     const float* cos = a.cos + position * a.half + i;
     const float* sin = a.sin + position * a.half + i;
-    if constexpr (kGroup == 4) {
+    if constexpr (kGroup == 8) {
+      if (i < a.half) {
+        float x1[8], x2[8], c[8], s[8];
+        Load8(x + i, x1);
+        Load8(x + a.half + i, x2);
+        Load8(cos, c);
+        Load8(sin, s);
+        float y2[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float se = Mul(s[e], a.sign);
+          y2[e] = Fma(x2[e], c[e], Mul(x1[e], se));
+          x1[e] = Fma(x1[e], c[e], -Mul(x2[e], se));
+        }
+        Store8(x1, y + i);
+        Store8(y2, y + a.half + i);
+      } else {
+        float v[8];
+        Load8(x + a.half + i, v);
+        Store8(v, y + a.half + i);
+      }
+    } else if constexpr (kGroup == 4) {
       if (i < a.half) {
         float x1[4], x2[4], c[4], s[4], y1[4], y2[4];
         Widen4(LoadRaw4(x + i), x1);
@@ -139,9 +160,13 @@ Status RotateCuda(const Ctx& ctx, const Params& p, const Args& args, bool backwa
     const bool vec = !a.interleaved && a.half % 4 == 0 && a.dim % 4 == 0 && a.x_stride % 4 == 0 &&
                      a.y_stride % 4 == 0 && Aligned4(a.x, p.dtype) && Aligned4(a.y, p.dtype) &&
                      Aligned4(a.cos, DType::kF32) && Aligned4(a.sin, DType::kF32);
-    a.items = (a.half + (a.dim - 2 * a.half)) / (vec ? 4 : 1);
+    const bool wide = vec && sizeof(T) == 2 && a.half % 8 == 0 && a.dim % 8 == 0 &&
+                      a.x_stride % 8 == 0 && a.y_stride % 8 == 0 && Aligned16({a.x, a.y});
+    a.items = (a.half + (a.dim - 2 * a.half)) / (wide ? 8 : vec ? 4 : 1);
     const unsigned grid = GridFor(a.rows * a.heads * a.items, 256, int64_t{1} << 30);
-    if (vec) {
+    if (wide) {
+      if constexpr (sizeof(T) == 2) rope_kernel<T, 8><<<grid, 256, 0, Stream(ctx)>>>(a);
+    } else if (vec) {
       rope_kernel<T, 4><<<grid, 256, 0, Stream(ctx)>>>(a);
     } else {
       rope_kernel<T, 1><<<grid, 256, 0, Stream(ctx)>>>(a);
