@@ -109,6 +109,7 @@ int Run(const Options& o) {
     config.prompts = 4;
     config.max_tokens = 14;
     config.lr = 2e-5;
+    config.recompute = true;  // both processes together stay below 4 GiB
     report.model = "SmolLM2-135M-Instruct";
   }
 

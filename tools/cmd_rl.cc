@@ -244,7 +244,7 @@ TARE_COMMAND(rl, [](CLI::App& root) {
     run->add_option("--threads", c.threads, "of each process; 0: the CPUs of the affinity mask")
         ->capture_default_str();
     run->add_flag("--recompute", c.recompute,
-                  "backward computes each layer again: less memory, equal bits");
+                  "less memory, equal bits: layers computed again, no packed weights");
     run->add_option("--micro-batch-tokens", c.micro_batch_tokens, "moves no bit")
         ->capture_default_str();
     run->add_flag("--same-questions,!--new-questions", c.same_questions,

@@ -470,16 +470,18 @@ Result<UpdateReport> Engine::UpdateWeights(int64_t version, const std::string& p
   }
   Result<std::string> after = std::string();
   OnThread([&] {
-    if (fault::Active(kStalePacked, config_.side)) {
+    // The parameters are taken over and the packed copies are made in the memory of the old ones:
+    // two packed copies at once would cost the weights' bytes again.
+    Status packed;
+    if (!fault::Active(kStaleWeights, config_.side)) {
       for (size_t i = 0; i < loaded.parameters().size(); ++i)
-        model_->mutable_parameters()[i].value = loaded.parameters()[i].value;
-    } else if (!fault::Active(kStaleWeights, config_.side)) {
-      *model_ = std::move(loaded);
+        model_->mutable_parameters()[i].value = std::move(loaded.mutable_parameters()[i].value);
+      if (!fault::Active(kStalePacked, config_.side)) packed = hooks_.repack(model_.get());
     }
     weight_version_ = version;
     if (!fault::Active(kKeepPrefixCache, config_.side))
       report.dropped_blocks = scheduler_->pool().DropCache();
-    after = hooks_.weight_hash(*model_);
+    after = packed.ok() ? hooks_.weight_hash(*model_) : Result<std::string>(packed);
     draining_ = false;
     std::lock_guard lock(mutex_);
     stats_.weight_version = version;

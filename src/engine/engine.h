@@ -79,8 +79,11 @@ struct Stats {
 class Engine {
  public:
   struct Hooks {
-    // Loads the weights of a directory into a model like the one served.
+    // Loads the weights of a directory into a model like the one served. It needs no packed copies:
+    // only its parameters are taken over.
     std::function<Result<models::Model>(const std::string& path)> load;
+    // Makes whatever the kernels read beside the parameters, after these have changed.
+    std::function<Status(models::Model* model)> repack;
     // The canonical hash over the tensors that a model really holds, packed copies included.
     std::function<Result<std::string>(const models::Model& model)> weight_hash;
   };

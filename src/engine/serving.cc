@@ -1,5 +1,6 @@
 #include "engine/serving.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -70,6 +71,9 @@ Result<std::string> HeldWeightHash(const models::Model& model, ThreadPool* pool,
 
 Result<std::unique_ptr<Serving>> Serving::Start(const ServingConfig& given) {
   ServingConfig config = given;
+  // What is freed goes back to the system: else the old weights of every update stay with the C
+  // library.
+  ::mallopt(M_MMAP_THRESHOLD, 256 << 10);
   TARE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(config.model_path));
   std::unique_ptr<Serving> serving(new Serving());
   serving->model_name_ = config.served_model_name;
@@ -96,12 +100,18 @@ Result<std::unique_ptr<Serving>> Serving::Start(const ServingConfig& given) {
   TARE_ASSIGN_OR_RETURN(const std::string weights, HeldWeightHash(model, &pool, codes));
   const int threads = config.engine.threads;
   Engine::Hooks hooks{
-      .load = [options, threads, codes](const std::string& path) -> Result<models::Model> {
+      .load = [options, threads](const std::string& path) -> Result<models::Model> {
         TARE_ASSIGN_OR_RETURN(const Checkpoint update, Checkpoint::Open(path));
         ThreadPool load_pool(threads);
-        Result<models::Model> loaded = models::Model::Load(&load_pool, update, options);
-        if (loaded.ok() && codes) models::MakeCodes(&load_pool, *loaded);
-        return loaded;
+        models::ModelOptions bare = options;
+        bare.pack = false;
+        return models::Model::Load(&load_pool, update, bare);
+      },
+      .repack = [threads, codes](models::Model* model) -> Status {
+        ThreadPool pack_pool(threads);
+        TARE_RETURN_IF_ERROR(model->Repack(&pack_pool));
+        if (codes) models::MakeCodes(&pack_pool, *model);
+        return Ok();
       },
       .weight_hash = [threads, codes](const models::Model& held) -> Result<std::string> {
         ThreadPool hash_pool(threads);

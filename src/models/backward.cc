@@ -547,7 +547,8 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
 
   LayerPass forward(ctx, model, batch, prepared, scratch, &silent);
   forward.set_backward_only();
-  Tape::Layer spare;
+  SpareLayer spare_owner(scratch);
+  Tape::Layer& spare = spare_owner.layer;
   for (int64_t l = static_cast<int64_t>(c.layers.size()) - 1; l >= 0; --l) {
     Tape::Layer& kept = tape->layers[l];
     const Tape::Layer* saved = &kept;
@@ -566,7 +567,7 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
       return s.Annotate(fmt::format("layer {}, backward", l));
     if (tape->options.recompute) {
       spare.h_in = Tensor();  // shared with the tape's own
-      kept.h_in = Tensor();
+      scratch->Recycle(&kept.h_in);
     }
   }
   TARE_RETURN_IF_ERROR(pass.Embedding(g));

@@ -139,7 +139,7 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
   Tensor x, h;
   if (tape != nullptr) {
     tape->layers.resize(c.layers.size());
-    TARE_ASSIGN_OR_RETURN(x, Tensor::Allocate(c.dtype, stream, ctx.device));
+    TARE_ASSIGN_OR_RETURN(x, scratch->Take(c.dtype, stream, ctx.device));
   } else {
     TARE_ASSIGN_OR_RETURN(x, scratch->Get("embed", c.dtype, stream, ctx.device));
   }
@@ -152,7 +152,8 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
   report.EmitEmbedding(model, prepared, x);
 
   LayerPass pass(ctx, model, batch, prepared, scratch, &report);
-  Tape::Layer spare;  // recompute: one layer's tensors, used by all in turn
+  SpareLayer spare_owner(scratch);  // recompute: one layer's tensors, used by all in turn
+  Tape::Layer& spare = spare_owner.layer;
   const int64_t layers = static_cast<int64_t>(c.layers.size());
   for (int64_t l = 0; l < layers; ++l) {
     Tape::Layer* saved = nullptr;
@@ -178,9 +179,13 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
   Tensor x_final;
   if (tape != nullptr || tap != nullptr) {
     Tensor h_final, rstd;
-    TARE_ASSIGN_OR_RETURN(h_final, Tensor::Allocate(c.residual_dtype, stream, ctx.device));
-    TARE_ASSIGN_OR_RETURN(x_final, Tensor::Allocate(c.dtype, stream, ctx.device));
-    TARE_ASSIGN_OR_RETURN(rstd, Tensor::Allocate(DType::kF32, {rows}, ctx.device));
+    const auto buffer = [&](DType dtype, Shape shape) {
+      return tape != nullptr ? scratch->Take(dtype, std::move(shape), ctx.device)
+                             : Tensor::Allocate(dtype, std::move(shape), ctx.device);
+    };
+    TARE_ASSIGN_OR_RETURN(h_final, buffer(c.residual_dtype, stream));
+    TARE_ASSIGN_OR_RETURN(x_final, buffer(c.dtype, stream));
+    TARE_ASSIGN_OR_RETURN(rstd, buffer(DType::kF32, {rows}));
     ops::rmsnorm::Args args;
     args.rows = rows;
     args.x = x.data();
@@ -236,8 +241,7 @@ Result<ForwardOutput> Forward(const ops::Ctx& ctx, const Model& model, const Bat
         kept = tape->logits;
         if (kept.data() == nullptr || kept.shape() != Shape{count, c.vocab} ||
             kept.device() != ctx.device) {
-          TARE_ASSIGN_OR_RETURN(kept,
-                                Tensor::Allocate(c.logits_dtype, {count, c.vocab}, ctx.device));
+          TARE_ASSIGN_OR_RETURN(kept, scratch->Take(c.logits_dtype, {count, c.vocab}, ctx.device));
         }
       }
     }

@@ -97,6 +97,8 @@ struct ForwardOutput {
   Tensor logits;
 };
 
+class Tape;
+
 // Buffers that calls reuse, so that a decode step allocates nothing. One per thread of calls. Also
 // the workspace of device kernels.
 class Scratch {
@@ -104,10 +106,24 @@ class Scratch {
   // Content unspecified. The same slot gives the same memory: what it held before is lost.
   Result<Tensor> Get(const char* slot, DType dtype, Shape shape, Device device);
   int64_t size_bytes() const;
-  void Clear() { slots_.clear(); }
+  void Clear() {
+    slots_.clear();
+    spare_.clear();
+  }
+
+  // Whoever fills tape after tape says so once, and gives each back with Recycle when its Backward
+  // is done: the next one then takes the same memory. What comes from the kernel anew has to be
+  // cleared by it, which costs as much as a tenth of a training step. Content unspecified.
+  void KeepTapes() { keep_tapes_ = true; }
+  Result<Tensor> Take(DType dtype, Shape shape, Device device);
+  void Recycle(Tape* tape);
+  void Recycle(Tensor* part);  // of a tape; it becomes empty
 
  private:
   std::map<std::string, Tensor, std::less<>> slots_;  // grown to the largest use
+  bool keep_tapes_ = false;
+  std::map<const void*, Tensor> taken_;  // by address: of tapes in use
+  std::vector<Tensor> spare_;            // of tapes given back, [elements]
 };
 
 struct TapeOptions {
@@ -125,9 +141,13 @@ class Tape {
   explicit Tape(const TapeOptions& options = {}) : options(options) {}
 
   int64_t size_bytes() const;
+  // Calls `call` for every tensor that the tape may hold.
+  void ForEach(const std::function<void(Tensor*)>& call);
 
   // Internal to Forward and Backward.
   struct Layer {
+    void ForEach(const std::function<void(Tensor*)>& call);
+
     Tensor h_in, rstd_in, x_attn;  // residual stream [T, H], its norm
     Tensor qkv;                 // [T, qkv_width]: q and k after rope, or (qk_norm) before the norms
     Tensor qk, rstd_q, rstd_k;  // qk_norm: [T, q_width + kv_width] after rope

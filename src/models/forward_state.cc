@@ -76,23 +76,69 @@ Result<Tensor> Scratch::Get(const char* slot, DType dtype, Shape shape, Device d
 int64_t Scratch::size_bytes() const {
   int64_t total = 0;
   for (const auto& [name, tensor] : slots_) total += tensor.size_bytes();
+  for (const auto& [at, tensor] : taken_) total += tensor.size_bytes();
+  for (const Tensor& tensor : spare_) total += tensor.size_bytes();
   return total;
+}
+
+Result<Tensor> Scratch::Take(DType dtype, Shape shape, Device device) {
+  if (!keep_tapes_ || device != Device::kCpu)
+    return Tensor::Allocate(dtype, std::move(shape), device);
+  TARE_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
+  if (elements == 0) return Tensor::Allocate(dtype, std::move(shape), device);
+  // The smallest that is large enough; where there is none, the largest goes back to the system:
+  // batches have grown, and nobody will ask for it again.
+  auto best = spare_.end(), largest = spare_.end();
+  for (auto it = spare_.begin(); it != spare_.end(); ++it) {
+    if (it->dtype() != dtype) continue;
+    if (it->elements() >= elements && (best == spare_.end() || it->elements() < best->elements()))
+      best = it;
+    if (largest == spare_.end() || it->elements() > largest->elements()) largest = it;
+  }
+  Tensor whole;
+  if (best != spare_.end()) {
+    whole = *best;
+    spare_.erase(best);
+  } else {
+    if (largest != spare_.end()) spare_.erase(largest);
+    TARE_ASSIGN_OR_RETURN(whole, Tensor::Allocate(dtype, {elements}, device));
+  }
+  TARE_ASSIGN_OR_RETURN(const Tensor front, whole.Slice(0, elements));
+  taken_.emplace(whole.data(), std::move(whole));
+  return front.Reshape(std::move(shape));
+}
+
+void Scratch::Recycle(Tensor* part) {
+  // Only what Take gave out: a tape also holds views of slots and of tensors of the caller.
+  const auto it = taken_.find(part->data());
+  if (it != taken_.end()) {
+    spare_.push_back(std::move(it->second));
+    taken_.erase(it);
+  }
+  *part = Tensor();
+}
+
+void Scratch::Recycle(Tape* tape) {
+  tape->ForEach([&](Tensor* t) { Recycle(t); });
+}
+
+void Tape::Layer::ForEach(const std::function<void(Tensor*)>& call) {
+  for (Tensor* t :
+       {&h_in,       &rstd_in,        &x_attn,       &qk,         &rstd_q,   &rstd_k,  &qkv,
+        &attn,       &lse2,           &h_mid,        &rstd_mid,   &x_mlp,    &gate_up, &act,
+        &router_ids, &router_weights, &router_probs, &expert_out, &token_of, &row_of}) {
+    call(t);
+  }
+}
+
+void Tape::ForEach(const std::function<void(Tensor*)>& call) {
+  for (Layer& l : layers) l.ForEach(call);
+  for (Tensor* t : {&h_final, &rstd_final, &x_final, &logits, &max, &log_sum, &entropy}) call(t);
 }
 
 int64_t Tape::size_bytes() const {
   int64_t total = 0;
-  const auto add = [&](const Tensor& t) { total += t.size_bytes(); };
-  for (const Layer& l : layers) {
-    for (const Tensor* t :
-         {&l.h_in,           &l.rstd_in,      &l.x_attn,     &l.qk,       &l.rstd_q,
-          &l.rstd_k,         &l.qkv,          &l.attn,       &l.lse2,     &l.h_mid,
-          &l.rstd_mid,       &l.x_mlp,        &l.gate_up,    &l.act,      &l.router_ids,
-          &l.router_weights, &l.router_probs, &l.expert_out, &l.token_of, &l.row_of}) {
-      add(*t);
-    }
-  }
-  for (const Tensor* t : {&h_final, &rstd_final, &x_final, &logits, &max, &log_sum, &entropy})
-    add(*t);
+  const_cast<Tape*>(this)->ForEach([&](Tensor* t) { total += t->size_bytes(); });
   return total;
 }
 

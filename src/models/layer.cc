@@ -38,7 +38,7 @@ Result<Tensor> LayerPass::Buffer(const char* slot, Tensor* keep, DType dtype, Sh
   // A tape used again for a batch of the same rows keeps its memory.
   if (keep->dtype() != dtype || keep->shape() != shape || keep->device() != ctx_.device ||
       keep->data() == nullptr) {
-    TARE_ASSIGN_OR_RETURN(*keep, Tensor::Allocate(dtype, std::move(shape), ctx_.device));
+    TARE_ASSIGN_OR_RETURN(*keep, scratch_->Take(dtype, std::move(shape), ctx_.device));
   }
   return *keep;
 }

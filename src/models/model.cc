@@ -1,5 +1,7 @@
 #include "models/model.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -27,6 +29,22 @@ bool IsRotaryBuffer(const std::string& name) { return name.ends_with("rotary_emb
 Result<Tensor> PartView(const Tensor& value, const ParameterPart& part) {
   TARE_ASSIGN_OR_RETURN(const Tensor rows, value.Slice(part.row, part.row + part.shape[0]));
   return rows.Reshape(part.shape);
+}
+
+// Tells the kernel that the bytes are not read again. A hint: the mapping stays, and whoever reads
+// there all the same gets the same bytes from the file.
+void LeaveToTheSystem(const Tensor& tensor) {
+#ifdef MADV_PAGEOUT
+  constexpr uintptr_t kPage = 4096;
+  const auto begin = (reinterpret_cast<uintptr_t>(tensor.data()) + kPage - 1) / kPage * kPage;
+  const auto end =
+      (reinterpret_cast<uintptr_t>(tensor.data()) + static_cast<uintptr_t>(tensor.size_bytes())) /
+      kPage * kPage;
+  if (tensor.data() != nullptr && end > begin)
+    (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_PAGEOUT);
+#else
+  (void)tensor;
+#endif
 }
 
 }  // namespace
@@ -204,8 +222,18 @@ Result<Model> Model::Load(ThreadPool* pool, const Checkpoint& checkpoint,
       config.eos.push_back(static_cast<int32_t>(id));
     }
   }
-  return Build(pool, config, options, checkpoint.names(),
-               [&](const std::string& name) { return checkpoint.Get(name); });
+  // Views of a mapped file: what is converted already need not count as this process's memory.
+  const bool mapped = checkpoint.format() == Checkpoint::Format::kHuggingFace;
+  Tensor before;
+  Result<Model> model = Build(pool, config, options, checkpoint.names(),
+                              [&](const std::string& name) -> Result<Tensor> {
+                                LeaveToTheSystem(before);
+                                TARE_ASSIGN_OR_RETURN(const Tensor tensor, checkpoint.Get(name));
+                                if (mapped) before = tensor;
+                                return tensor;
+                              });
+  LeaveToTheSystem(before);
+  return model;
 }
 
 Result<Model> Model::FromTensors(ThreadPool* pool, const ModelConfig& config,
@@ -255,7 +283,7 @@ Result<std::vector<std::pair<std::string, Tensor>>> Model::NamedTensors() const 
 
 Status Model::Repack(ThreadPool* pool) {
   sinks_.assign(config_.layers.size(), Tensor());
-  packed_.assign(parameters_.size(), {});
+  packed_.resize(parameters_.size());
   for (size_t l = 0; l < layers_.size(); ++l) {
     if (layers_[l].sink < 0) continue;
     TARE_ASSIGN_OR_RETURN(const Tensor host, parameters_[layers_[l].sink].value.To(Device::kCpu));
@@ -266,8 +294,14 @@ Status Model::Repack(ThreadPool* pool) {
   const auto pack = [&](int index, int64_t experts) -> Status {
     const Tensor& w = parameters_[index].value;
     const int64_t n = w.dim(0) / experts, k = w.dim(1);
+    const bool again = std::ssize(packed_[index]) == experts;
+    if (!again) packed_[index].clear();
     for (int64_t e = 0; e < experts; ++e) {
       const char* data = static_cast<const char*>(w.data()) + e * n * k * SizeOf(w.dtype());
+      if (again) {
+        TARE_RETURN_IF_ERROR(packed_[index][e].Refill(pool, data));
+        continue;
+      }
       TARE_ASSIGN_OR_RETURN(auto packed,
                             ops::linear::PackedWeight::Pack(pool, data, w.dtype(), n, k));
       packed_[index].push_back(std::move(packed));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,20 +21,33 @@ Status Differs(const PackedWeight& held, int64_t row, int64_t column) {
                   held.n(), held.k(), row, column);
 }
 
+// Panel by panel, each packed again into a buffer of its own thread.
 Status VerifyPanels(ThreadPool* pool, const PackedWeight& held, const void* w) {
   if (held.panels() == nullptr) return Ok();  // packed for the sm90-mma step alone
-  TARE_ASSIGN_OR_RETURN(const PackedWeight again,
-                        PackedWeight::Pack(pool, w, held.dtype(), held.n(), held.k()));
-  const auto* have = static_cast<const uint8_t*>(held.panels());
-  const auto* want = static_cast<const uint8_t*>(again.panels());
-  const int64_t bytes = again.size_bytes(), item = SizeOf(held.dtype());
-  if (std::memcmp(have, want, static_cast<size_t>(bytes)) == 0) return Ok();
-  // Back from the place in the panels ([panel][k][32], 16-bit elements in pairs) to the element.
   constexpr int64_t kPanel = ops::gemm::kPanel;
-  const int64_t at = (std::mismatch(have, have + bytes, want).first - have) / item;
-  const int64_t slot = at % kPanel;
+  const int64_t item = SizeOf(held.dtype()), bytes = held.k() * kPanel * item;
+  const int64_t panels = (held.n() + kPanel - 1) / kPanel;
+  std::mutex mutex;
+  int64_t bad = panels, bad_at = 0;  // the first panel that differs, and where in it
+  pool->ParallelRanges(panels, 8, [&](int64_t begin, int64_t end) {
+    std::vector<uint8_t> want(static_cast<size_t>(bytes));
+    for (int64_t j = begin; j < end; ++j) {
+      const char* rows = static_cast<const char*>(w) + j * kPanel * held.k() * item;
+      ops::gemm::PackPanels(*pool, rows, held.dtype(), std::min(kPanel, held.n() - j * kPanel),
+                            held.k(), want.data());
+      const auto* have = static_cast<const uint8_t*>(held.panels()) + j * bytes;
+      if (std::memcmp(have, want.data(), static_cast<size_t>(bytes)) == 0) continue;
+      const std::lock_guard<std::mutex> hold(mutex);
+      if (j >= bad) continue;
+      bad = j;
+      bad_at = (std::mismatch(have, have + bytes, want.data()).first - have) / item;
+    }
+  });
+  if (bad == panels) return Ok();
+  // Back from the place in the panel ([k][32], 16-bit elements in pairs) to the element.
+  const int64_t slot = bad_at % kPanel;
   const int64_t column = item == 2 ? slot % 2 * 16 + slot / 2 : slot;
-  return Differs(held, at / (kPanel * held.k()) * kPanel + column, at / kPanel % held.k());
+  return Differs(held, bad * kPanel + column, bad_at / kPanel);
 }
 
 Status VerifyCodes(const PackedWeight& held, const void* w) {

@@ -70,6 +70,18 @@ class Reporter {
   bool open_ = false;
 };
 
+// The layer that a recompute fills again and again; its memory goes back to the scratch.
+struct SpareLayer {
+  explicit SpareLayer(Scratch* scratch) : scratch(scratch) {}
+  ~SpareLayer() {
+    layer.ForEach([this](Tensor* t) { scratch->Recycle(t); });
+  }
+  SpareLayer(const SpareLayer&) = delete;
+  SpareLayer& operator=(const SpareLayer&) = delete;
+  Scratch* scratch;
+  Tape::Layer layer;
+};
+
 // One decoder layer. Buffers come from the scratch, or are kept in `saved` when that is not null.
 class LayerPass {
  public:

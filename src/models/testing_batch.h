@@ -52,6 +52,9 @@ struct Reference {
     };
     tokens = i32("tokens"), lengths = i32("lengths"), targets = i32("targets");
     temperature = f32("temperature"), dlogprob = f32("dlogprob"), dentropy = f32("dentropy");
+    for (const char* key : {"router_ids.0", "router_ids.1"}) {
+      if (file->Find(key) != nullptr) router_ids.push_back(i32(key));
+    }
     logprob = f64("logprob"), entropy = f64("entropy"), grad_norm = f64("grad_norm"),
     grad_sample = f64("grad_sample");
   }
@@ -93,6 +96,7 @@ struct Reference {
 
   std::string name;
   std::vector<int32_t> tokens, lengths, targets;
+  std::vector<std::vector<int32_t>> router_ids;  // by MoE layer, [tokens, top_k]
   std::vector<float> temperature, dlogprob, dentropy;
   std::vector<double> logprob, entropy, grad_norm, grad_sample;
 };

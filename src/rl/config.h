@@ -41,7 +41,7 @@ struct LoopConfig {
   std::string arm = "production";  // of the trainer: production, surrogate, native
   int threads = 0;
   bool recompute = false;
-  int64_t micro_batch_tokens = 1024;
+  int64_t micro_batch_tokens = 512;
   bool prefix_caching = true;  // of the engine; part of the recipe
   bool same_questions = true;  // every step asks the same ones, so that a stale prefix cache is met
 

@@ -170,7 +170,7 @@ Result<LaunchResult> RunLoop(const LoopConfig& asked, const LaunchOptions& optio
       "--threads",
       fmt::format("{}", config.threads),
       "--kv-cache-mib",
-      "256",
+      "64",
       "--weight-version",
       "0",
       "--stop-seconds",

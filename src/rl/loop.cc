@@ -1,5 +1,6 @@
 #include "rl/loop.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -111,6 +112,10 @@ Status Loop::Load() {
   }
   models::ModelOptions model_options;
   model_options.side = Side::kTrainer;
+  // Who asks for less memory does without packed copies: the kernels then turn the weights as they
+  // go, with equal bits and up to twice the time of a forward. Codes of the Hopper step stay, they
+  // take too long to make.
+  model_options.pack = !config_.recompute || config_.profile == "sm90-mma";
   TARE_ASSIGN_OR_RETURN(models::Model model,
                         models::Model::Load(&pool_, checkpoint, model_options));
   TARE_ASSIGN_OR_RETURN(task_, MakeTask(config_.task, env, checkpoint, model.config(), config_.seed,
@@ -611,6 +616,9 @@ Result<std::string> ExecutableDigest() {
 
 Status RunWorker(const LoopConfig& config, uint16_t port, const std::string& out) {
   TARE_RETURN_IF_ERROR(CheckConfig(config));
+  // What is freed goes back to the system: parameters and buffers are much larger than this, and
+  // the C library would keep them where nothing of another size fits.
+  ::mallopt(M_MMAP_THRESHOLD, 256 << 10);
   Loop loop(config, port, out);
   TARE_RETURN_IF_ERROR(loop.Run());
   if (Faulty(kDieAtExit)) ::raise(SIGKILL);

@@ -4,7 +4,12 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "base/env.h"
 #include "ops/cast/cast.h"
@@ -81,6 +86,27 @@ Result<Tensor> ToF32(const ops::Ctx& ctx, const Tensor& x) {
   return y;
 }
 
+constexpr int64_t kPiece = 64 << 10;  // elements that one thread takes at once
+
+// Fills the report's counts of the gradient. Counts and a maximum: any order gives the same.
+void CountGradient(ThreadPool* pool, const float* g, int64_t count, ParameterReport* report) {
+  std::mutex mutex;
+  pool->ParallelRanges(count, kPiece, [&](int64_t begin, int64_t end) {
+    int64_t nonzero = 0, non_finite = 0;
+    float largest = 0;
+    for (int64_t k = begin; k < end; ++k) {
+      const float size = std::fabs(g[k]);
+      nonzero += size != 0.0f;
+      non_finite += !(size <= std::numeric_limits<float>::max());
+      largest = size > largest ? size : largest;
+    }
+    const std::lock_guard<std::mutex> hold(mutex);
+    report->gradient_nonzero += nonzero;
+    report->gradient_non_finite += non_finite;
+    report->gradient_max_abs = std::max(report->gradient_max_abs, largest);
+  });
+}
+
 template <typename T>
 int64_t CountChanged(const void* before, const void* after, int64_t count) {
   const T* a = static_cast<const T*>(before);
@@ -129,6 +155,7 @@ Result<std::unique_ptr<Trainer>> Trainer::Create(ThreadPool* pool, models::Model
                            options.max_gradient_norm);
   }
   std::unique_ptr<Trainer> t(new Trainer(pool, std::move(model), options));
+  t->scratch_.KeepTapes();
   const ops::Ctx ctx = t->MakeCtx(nullptr);
   for (const models::Parameter& p : t->model_.parameters()) {
     TARE_ASSIGN_OR_RETURN(Tensor master, ToF32(ctx, p.value));
@@ -189,6 +216,9 @@ Status Trainer::RunPass(std::span<const Sequence> sequences, Pass* pass) {
     models::TapeOptions tape_options;
     tape_options.recompute = options_.recompute;
     models::Tape tape(tape_options);
+    // Its memory serves the next micro-batch, whatever becomes of this one.
+    const std::unique_ptr<models::Tape, std::function<void(models::Tape*)>> recycled(
+        &tape, [this](models::Tape* used) { scratch_.Recycle(used); });
     // The surrogate's backward follows the decisions of the visible forward.
     DecisionTap decisions(pass->tap);
     Tap* const tap = pass->backward && options_.surrogate && model_.config().experts > 0
@@ -375,12 +405,7 @@ Result<StepReport> Trainer::Apply(float lr, bool deploy) {
     ParameterReport p;
     p.name = parameters[i].name;
     p.elements = g.elements();
-    for (int64_t k = 0; k < g.elements(); ++k) {
-      const float value = g.as<float>()[k];
-      p.gradient_nonzero += value != 0.0f;
-      p.gradient_non_finite += !std::isfinite(value);
-      if (std::fabs(value) > p.gradient_max_abs) p.gradient_max_abs = std::fabs(value);
-    }
+    CountGradient(pool_, g.as<float>(), g.elements(), &p);
     report.parameters.push_back(std::move(p));
     const int64_t cols = g.dim(-1);
     entries.push_back(
@@ -400,35 +425,49 @@ Result<StepReport> Trainer::Apply(float lr, bool deploy) {
   report.step = ++step_;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Tensor& value = model_.mutable_parameters()[i].value;
-    TARE_ASSIGN_OR_RETURN(const Tensor master_before, master_[i].Clone());
-    TARE_ASSIGN_OR_RETURN(const Tensor value_before, value.Clone());
-    ops::adamw::Args args;
-    args.count = value.elements();
-    args.master = master_[i].mutable_as<float>();
-    args.m = m_[i].mutable_as<float>();
-    args.v = v_[i].mutable_as<float>();
-    args.grad = gradients_->of(static_cast<int>(i)).as<float>();
-    args.copy = deploy && value.dtype() == DType::kBF16 ? value.mutable_as<uint16_t>() : nullptr;
-    args.lr = lr;
-    args.step = step_;
-    args.grad_scale = norm->factor;
     ops::adamw::Params params = options_.adamw;
     // Norms, biases and sinks are not decayed: the field's usual parameter groups.
     const models::ParameterKind kind = parameters[i].kind;
     if (kind != models::ParameterKind::kLinear && kind != models::ParameterKind::kEmbedding)
       params.weight_decay = 0;
-    TARE_RETURN_IF_ERROR(ops::adamw::Step(ctx, params, args));
-    if (deploy && args.copy == nullptr) {
-      const ops::cast::Params cast{.from = DType::kF32, .to = value.dtype()};
-      TARE_RETURN_IF_ERROR(ops::cast::Forward(
-          ctx, cast, {.count = args.count, .x = args.master, .y = value.mutable_data()}));
-    }
-    report.parameters[i].master_changed =
-        CountChanged<uint32_t>(master_before.data(), master_[i].data(), args.count);
-    report.parameters[i].deployed_changed =
-        SizeOf(value.dtype()) == 2
-            ? CountChanged<uint16_t>(value_before.data(), value.data(), args.count)
-            : CountChanged<uint32_t>(value_before.data(), value.data(), args.count);
+    // Piece by piece, so that what was there before stays in a cache until it is compared. A piece
+    // is independent of its neighbours: AdamW works element by element.
+    const int64_t count = value.elements(), item = SizeOf(value.dtype());
+    std::mutex mutex;
+    Status failed;
+    ParameterReport& changed = report.parameters[i];
+    pool_->ParallelRanges(count, kPiece, [&](int64_t begin, int64_t end) {
+      const int64_t size = end - begin;
+      char* deployed = static_cast<char*>(value.mutable_data()) + begin * item;
+      std::vector<float> master_before(master_[i].as<float>() + begin,
+                                       master_[i].as<float>() + end);
+      std::vector<char> deployed_before(deployed, deployed + size * item);
+      ops::adamw::Args args;
+      args.count = size;
+      args.master = master_[i].mutable_as<float>() + begin;
+      args.m = m_[i].mutable_as<float>() + begin;
+      args.v = v_[i].mutable_as<float>() + begin;
+      args.grad = gradients_->of(static_cast<int>(i)).as<float>() + begin;
+      args.copy =
+          deploy && value.dtype() == DType::kBF16 ? reinterpret_cast<uint16_t*>(deployed) : nullptr;
+      args.lr = lr;
+      args.step = step_;
+      args.grad_scale = norm->factor;
+      Status s = ops::adamw::Step(ctx, params, args);
+      if (s.ok() && deploy && args.copy == nullptr) {
+        const ops::cast::Params cast{.from = DType::kF32, .to = value.dtype()};
+        s = ops::cast::Forward(ctx, cast, {.count = size, .x = args.master, .y = deployed});
+      }
+      const int64_t master = CountChanged<uint32_t>(master_before.data(), args.master, size);
+      const int64_t bytes = item == 2
+                                ? CountChanged<uint16_t>(deployed_before.data(), deployed, size)
+                                : CountChanged<uint32_t>(deployed_before.data(), deployed, size);
+      const std::lock_guard<std::mutex> hold(mutex);
+      changed.master_changed += master;
+      changed.deployed_changed += bytes;
+      if (failed.ok()) failed = std::move(s);
+    });
+    TARE_RETURN_IF_ERROR(failed);
   }
   TARE_RETURN_IF_ERROR(model_.Repack(pool_));
   return report;

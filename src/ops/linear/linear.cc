@@ -119,6 +119,18 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
   return packed;
 }
 
+Status PackedWeight::Refill(ThreadPool* pool, const void* w) {
+  if (data_ == nullptr || data_.use_count() > 1) {
+    TARE_ASSIGN_OR_RETURN(*this, Pack(pool, w, dtype_, n_, k_));
+    return Ok();
+  }
+  TARE_RETURN_IF_ERROR(CheckPointer("w", w));
+  if (pool == nullptr) return InvalidArgument("linear: pack needs a thread pool");
+  if (mma_ != nullptr) mma_ = std::make_shared<Mma>();  // its codes are of the old values
+  gemm::PackPanels(*pool, w, dtype_, n_, k_, const_cast<void*>(data_.get()));
+  return Ok();
+}
+
 std::vector<gemm::Group> ForwardGroups(const Params& params) {
   std::vector<gemm::Group> groups;
   for (int64_t s = 0; s < params.segments; ++s) {

@@ -86,6 +86,10 @@ class PackedWeight {
   static Result<PackedWeight> Pack(ThreadPool* pool, const void* w, DType dtype, int64_t n,
                                    int64_t k, Profile profile = Profile::kIeeeF32);
 
+  // Packs other values of the same weight into the memory that this one has; a copy of this object
+  // must not be in use. Where there is no such memory it packs anew.
+  Status Refill(ThreadPool* pool, const void* w);
+
   bool defined() const { return n_ > 0; }
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
