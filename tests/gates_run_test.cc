@@ -112,7 +112,10 @@ TEST_F(GatesRun, SlowPlantedFaultsFailTheirGate) {
     return Tare("run " + gate + " --task " + dir_ + "/task --model " + dir_ +
                 "/mini --json --fault " + fault);
   };
-  for (const char* gate : {"C0", "C2", "C3"}) ASSERT_EQ(Run(gate).exit, 0) << gate;
+  for (const char* gate : {"C0", "C2"}) ASSERT_EQ(Run(gate).exit, 0) << gate;
+  const Answer c3 = planted("C3", "sampling.seed_by_batch_row@rollout");
+  EXPECT_NE(c3.exit, 0) << c3.text.substr(0, 2000);
+  ASSERT_EQ(Run("C3").exit, 0);
   const Answer c5 = planted("C5", "rope.cast_before_rotate@trainer");
   EXPECT_EQ(c5.exit, 1) << c5.text.substr(0, 3000);
   EXPECT_NE(c5.text.find("bit-mismatch"), std::string::npos);

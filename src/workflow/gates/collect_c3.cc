@@ -32,8 +32,9 @@ Result<Json> CollectC3(Collecting* c) {
                    "inference.attention_backend", "parallelism.tp", "hardware.device"});
   TARE_ASSIGN_OR_RETURN(const Json facts, c->Facts());
   TARE_ASSIGN_OR_RETURN(const Json subject, c->SubjectOf());
-  TARE_ASSIGN_OR_RETURN(const Ran ran,
-                        c->Tare(EvidenceKind::kE5, {"invariance", c->model(), "--json"}));
+  std::vector<std::string> args = {"invariance", c->model(), "--json"};
+  c->AddFaults("rollout", &args);
+  TARE_ASSIGN_OR_RETURN(const Ran ran, c->Tare(EvidenceKind::kE5, args));
   TARE_ASSIGN_OR_RETURN(const Ran launches, c->Tare(EvidenceKind::kE3, {"inventory", c->model(),
                                                                         "--launches", "--json"}));
   if (!ran.json.is_object() || !ran.json.contains("cells")) {

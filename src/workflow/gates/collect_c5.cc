@@ -174,8 +174,9 @@ Result<Json> CollectC5(Collecting* c) {
   TARE_ASSIGN_OR_RETURN(const Json loop, LoopFromReceipt(run.receipt, run.files, run.runtime));
   // The switch must be in the trainer's own environment; the commands inherit this process's.
   ::setenv("VLLM_BATCH_INVARIANT", "1", 1);
-  const std::vector<std::string> args = {"dual-path", c->model(), "--rollout",
-                                         JoinPath(run.folder, "theta0.rollout.jsonl")};
+  std::vector<std::string> args = {"dual-path", c->model(), "--rollout",
+                                   JoinPath(run.folder, "theta0.rollout.jsonl")};
+  c->AddFaults("trainer", &args);
   TARE_ASSIGN_OR_RETURN(const Ran first, c->Tare(EvidenceKind::kE6, args));
   TARE_ASSIGN_OR_RETURN(const Ran second, c->Tare(EvidenceKind::kE6, args));
   TARE_ASSIGN_OR_RETURN(const std::string text,
