@@ -31,15 +31,16 @@ struct Options {
 };
 
 Result<MmaKernel> KernelOf(const std::string& name) {
-  for (const MmaKernel k :
-       {MmaKernel::kAuto, MmaKernel::kPlain, MmaKernel::kAvx2, MmaKernel::kAvx512}) {
+  for (const MmaKernel k : {MmaKernel::kAuto, MmaKernel::kPlain, MmaKernel::kAvx2,
+                            MmaKernel::kAvx512, MmaKernel::kAvx512Dl}) {
     if (MmaKernelName(k) != name) continue;
     if (!MmaKernelSupported(k, MmaType::kBF16)) {
       return Unsupported("this CPU does not run the kernel {}", name);
     }
     return k;
   }
-  return InvalidArgument("unknown kernel '{}'; auto, plain, avx2 or avx512", Printable(name));
+  return InvalidArgument("unknown kernel '{}'; auto, plain, avx2, avx512 or avx512-dl",
+                         Printable(name));
 }
 
 Result<std::optional<MmaType>> TypeOf(const std::string& name) {
@@ -108,7 +109,7 @@ int Fuzz(const Options& o) {
   std::vector<MmaType> types = {MmaType::kBF16, MmaType::kF16, MmaType::kE4M3, MmaType::kE5M2};
   if (*type) types = {**type};
   std::vector<MmaKernel> kernels;
-  for (const MmaKernel k : {MmaKernel::kAvx2, MmaKernel::kAvx512}) {
+  for (const MmaKernel k : kMmaFastKernels) {
     if (MmaKernelSupported(k, types[0])) kernels.push_back(k);
   }
   if (*kernel != MmaKernel::kAuto) kernels = {*kernel};
@@ -138,7 +139,7 @@ int Fuzz(const Options& o) {
             r.products_by_pattern[i];
       }
       if (!o.json) {
-        fmt::print("{:<7} {:<5} {:>14} products {:>12} elements", MmaKernelName(k), MmaTypeName(t),
+        fmt::print("{:<9} {:<5} {:>14} products {:>12} elements", MmaKernelName(k), MmaTypeName(t),
                    r.products, r.elements);
       }
       if (r.difference) {
@@ -175,7 +176,7 @@ int Rate(const Options& o) {
     return ReportError(InvalidArgument("--rounds {} is not between 1 and 100000", o.rounds));
   }
   Json json = {{"schema", "tare.numerics.rate/1"}, {"rates", Json::array()}};
-  for (const MmaKernel k : {MmaKernel::kAvx2, MmaKernel::kAvx512}) {
+  for (const MmaKernel k : kMmaFastKernels) {
     if (!MmaKernelSupported(k, MmaType::kBF16)) continue;
     for (const MmaType t : {MmaType::kBF16, MmaType::kF16, MmaType::kE4M3, MmaType::kE5M2}) {
       const MmaRate r = MeasureMmaRate(t, k, o.rounds);
@@ -187,7 +188,7 @@ int Rate(const Options& o) {
                                  {"fma_per_second", r.fma_per_second},
                                  {"ratio", ratio}});
       } else {
-        fmt::print("{:<7} {:<5} {:6.2f} G products/s, f32 FMA {:6.1f} G/s, ratio {:.3f}\n",
+        fmt::print("{:<9} {:<5} {:6.2f} G products/s, f32 FMA {:6.1f} G/s, ratio {:.3f}\n",
                    MmaKernelName(k), MmaTypeName(t), r.products_per_second * 1e-9,
                    r.fma_per_second * 1e-9, ratio);
       }
@@ -204,7 +205,7 @@ TARE_COMMAND(numerics, [](CLI::App& root) {
       app->add_subcommand("check", "recompute golden tiles of a tensor core, bit by bit");
   check->add_option("file", o->file, "golden tiles (docs/formats/golden_tiles.md)")->required();
   check->add_option("--type", o->type, "bf16, f16, e4m3 or e5m2, where the file does not tell");
-  check->add_option("--kernel", o->kernel, "auto, plain, avx2 or avx512");
+  check->add_option("--kernel", o->kernel, "auto, plain, avx2, avx512 or avx512-dl");
   check->add_flag("--json", o->json);
   check->callback([o] { SetExit(Check(*o)); });
   CLI::App* fuzz = app->add_subcommand("fuzz", "set the fast kernels against the plain definition");

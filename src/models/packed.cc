@@ -52,9 +52,11 @@ Status VerifyCodes(const PackedWeight& held, const void* w) {
   }
   const auto same = [](const numerics::internal::MmaGroup& a,
                        const numerics::internal::MmaGroup& b) {
-    return a.base == b.base && a.special == b.special && a.zero == b.zero;
+    return a.base == b.base && a.special == b.special && a.zero == b.zero &&
+           a.has_zero == b.has_zero;
   };
   if (have.halves.size() != want.halves.size() || have.exponents != want.exponents ||
+      have.signs != want.signs ||
       !std::equal(have.groups.begin(), have.groups.end(), want.groups.begin(), want.groups.end(),
                   same)) {
     return DataLoss("the sm90-mma copy of [{}, {}] has other exponents than the weight", held.n(),

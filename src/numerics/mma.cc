@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
 #include "numerics/mma_internal.h"
+#include "tensor/convert.h"
 
 namespace tare::numerics {
 namespace {
@@ -43,6 +45,14 @@ const uint16_t* HalfTable() {
   return table.data();
 }
 
+// An element of A as the chain multiplies it.
+template <class T>
+T ChainValue(float x) {
+  const T zero = std::copysign(internal::kChainZero<T>, static_cast<T>(x));
+  const T scaled = static_cast<T>(x) * internal::kChainOff<T>;
+  return x == 0 ? zero : scaled;
+}
+
 // Packs `count` rows from row r0 on (kWidth 1: a row of A; 64: a panel of B), elements of a group
 // interleaved kWidth rows wide. Each loop after the gathering one runs over a flat array without
 // branches, so that the compiler vectorises it.
@@ -73,18 +83,29 @@ void PackBlock(const typename MmaStorage<kType>::Type* in, int64_t row_stride, i
     }
     int16_t base = kNone;
     int special = 0;
+    int zeros = 0;
     for (int i = 0; i < kCells; ++i) {
       const int magnitude = cells[i] & kMagnitude;
       const int field = magnitude >> kFormat.significand_bits;
       const int16_t e = static_cast<int16_t>(std::max(field, 1) - kFormat.bias);
       exponent[i] = magnitude == 0 ? kNone : e;
+      zeros |= magnitude == 0;
       base = std::max(base, exponent[i]);
       special |= magnitude >= kSpecial;
     }
     MmaGroup info;
     info.special = special != 0;
     info.zero = base == kNone;
+    info.has_zero = zeros != 0;
+    info.chain = info.zero || info.special ? internal::kMmaNoChain : base;
     info.base = info.zero ? int16_t{0} : base;
+    uint32_t signs[kWidth] = {};
+    for (int i = 0; i < kGroup; ++i) {
+      for (int r = 0; r < kWidth; ++r) {
+        signs[r] |= static_cast<uint32_t>(cells[i * kWidth + r] > kMagnitude) << i;
+      }
+    }
+    std::memcpy(&p.signs[static_cast<size_t>((block * groups + g) * kWidth)], signs, sizeof(signs));
     p.groups[static_cast<size_t>(block * groups + g)] = info;
     const size_t at = static_cast<size_t>((block * p.padded_k + k0) * kWidth);
     if constexpr (kFormat.bytes == 1) {
@@ -103,6 +124,15 @@ void PackBlock(const typename MmaStorage<kType>::Type* in, int64_t row_stride, i
     if constexpr (kWidth == 1) {
       for (int i = 0; i < kCells; ++i) {
         p.exponents4[at + static_cast<size_t>(i)] = static_cast<uint8_t>(relative[i]) * 0x01010101u;
+      }
+      const uint16_t* halves = &p.halves[at];
+      for (int i = 0; i < kCells; ++i) {
+        const float x = kType == MmaType::kF16 ? F16ToF32(halves[i]) : Bf16ToF32(halves[i]);
+        if constexpr (kFormat.bytes == 1) {
+          p.chain32[at + static_cast<size_t>(i)] = ChainValue<float>(x);
+        } else {
+          p.chain64[at + static_cast<size_t>(i)] = ChainValue<double>(x);
+        }
       }
     } else {
       std::memcpy(&p.exponents[at], relative, sizeof(relative));
@@ -125,10 +155,16 @@ MmaRows PackRows(MmaType type, const void* codes, int64_t rows, int64_t k, int64
   p.halves.assign(elements, 0);
   if (width == 1) {
     p.exponents4.resize(elements);
+    if (format.bytes == 1) {
+      p.chain32.resize(elements);
+    } else {
+      p.chain64.resize(elements);
+    }
   } else {
     p.exponents.resize(elements);
   }
   p.groups.resize(static_cast<size_t>(blocks * (p.padded_k / format.group)));
+  p.signs.resize(p.groups.size() * static_cast<size_t>(width));
   const auto pack = [&](auto tag) {
     constexpr MmaType kType = decltype(tag)::value;
     using T = typename MmaStorage<kType>::Type;
@@ -190,6 +226,8 @@ std::string_view MmaKernelName(MmaKernel kernel) {
       return "avx2";
     case MmaKernel::kAvx512:
       return "avx512";
+    case MmaKernel::kAvx512Dl:
+      return "avx512-dl";
   }
   return "";
 }
@@ -200,7 +238,7 @@ bool MmaKernelSupported(MmaKernel kernel, MmaType) {
 }
 
 MmaKernel MmaBestKernel(MmaType) {
-  for (const MmaKernel kernel : {MmaKernel::kAvx512, MmaKernel::kAvx2}) {
+  for (const MmaKernel kernel : {MmaKernel::kAvx512Dl, MmaKernel::kAvx512, MmaKernel::kAvx2}) {
     if (internal::MmaFastTile(kernel) != nullptr) return kernel;
   }
   return MmaKernel::kPlain;

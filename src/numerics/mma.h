@@ -23,8 +23,11 @@ namespace tare::numerics {
 inline constexpr int64_t kMmaPanel = 64;  // columns of a panel of B
 
 // The kernels. All give the same bits; kAuto takes the fastest that this CPU runs.
-enum class MmaKernel : uint8_t { kAuto, kPlain, kAvx2, kAvx512 };
-std::string_view MmaKernelName(MmaKernel kernel);  // "auto", "plain", "avx2", "avx512"
+enum class MmaKernel : uint8_t { kAuto, kPlain, kAvx2, kAvx512, kAvx512Dl };
+inline constexpr MmaKernel kMmaFastKernels[] = {MmaKernel::kAvx2, MmaKernel::kAvx512,
+                                                MmaKernel::kAvx512Dl};
+// "auto", "plain", "avx2", "avx512", "avx512-dl" (Ice Lake and later: VPOPCNTDQ).
+std::string_view MmaKernelName(MmaKernel kernel);
 bool MmaKernelSupported(MmaKernel kernel, MmaType type);
 MmaKernel MmaBestKernel(MmaType type);
 
@@ -51,10 +54,14 @@ using LineVector = std::vector<T, LineAllocator<T>>;
 
 // One group of one row of A, or of one panel of B, as the fast kernels see it.
 struct MmaGroup {
-  int16_t base = 0;      // largest exponent of a non-zero operand
-  bool special = false;  // holds a NaN or an infinity: the plain step takes it
-  bool zero = false;     // holds nothing but zeros
+  int16_t base = 0;       // largest exponent of a non-zero operand
+  int16_t chain = 0;      // the same; kMmaNoChain where the group is special or zero
+  bool special = false;   // holds a NaN or an infinity: the plain step takes it
+  bool zero = false;      // holds nothing but zeros
+  bool has_zero = false;  // holds one
 };
+
+inline constexpr int16_t kMmaNoChain = 1 << 13;
 
 // Exponents are bytes relative to the group's base: 0 down to kMmaFar, where they saturate; a zero
 // operand is kMmaZero. The largest sum of two, if above kMmaFar, is that of a true product.
@@ -71,7 +78,12 @@ struct MmaRows {
   LineVector<uint16_t> halves;      // the value in bf16 (f16 for f16), exact
   LineVector<int8_t> exponents;     // B
   LineVector<uint32_t> exponents4;  // A: the byte four times, one broadcast from memory
-  LineVector<MmaGroup> groups;      // [row or panel][padded_k / group]
+  // A, as the chain multiplies it (mma_chain-inl.h): f64 of bf16 and f16, f32 of fp8.
+  LineVector<double> chain64;
+  LineVector<float> chain32;
+  // Bit i is the sign of element i of the group: A [row][group], B [panel][group][kMmaPanel].
+  LineVector<uint32_t> signs;
+  LineVector<MmaGroup> groups;  // [row or panel][padded_k / group]
 };
 
 }  // namespace internal

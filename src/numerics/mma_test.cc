@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "numerics/sm90_patterns.h"
@@ -64,8 +65,12 @@ TEST_P(MmaKernelTest, F16) { CheckTiles<MmaType::kF16>(GetParam(), 6, 120); }
 TEST_P(MmaKernelTest, E4M3) { CheckTiles<MmaType::kE4M3>(GetParam(), 7, 120); }
 TEST_P(MmaKernelTest, E5M2) { CheckTiles<MmaType::kE5M2>(GetParam(), 8, 120); }
 
-INSTANTIATE_TEST_SUITE_P(Fast, MmaKernelTest, testing::Values(MmaKernel::kAvx2, MmaKernel::kAvx512),
-                         [](const auto& info) { return std::string(MmaKernelName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Fast, MmaKernelTest, testing::ValuesIn(kMmaFastKernels),
+                         [](const auto& info) {
+                           std::string name(MmaKernelName(info.param));
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace tare::numerics

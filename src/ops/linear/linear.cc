@@ -103,9 +103,9 @@ Result<PackedWeight> PackedWeight::Pack(ThreadPool* pool, const void* w, DType d
     std::call_once(packed.mma_->once,
                    [&] { packed.mma_->b = numerics::MmaB::Pack(type, w, n, k, k, 1); });
     const auto& rows = packed.mma_->b.packed();
-    packed.size_bytes_ =
-        static_cast<int64_t>(rows.halves.size() * sizeof(uint16_t) + rows.exponents.size() +
-                             rows.groups.size() * sizeof(rows.groups[0]));
+    packed.size_bytes_ = static_cast<int64_t>(
+        rows.halves.size() * sizeof(uint16_t) + rows.exponents.size() +
+        rows.signs.size() * sizeof(uint32_t) + rows.groups.size() * sizeof(rows.groups[0]));
     return packed;
   }
   packed.size_bytes_ = (n + gemm::kPanel - 1) / gemm::kPanel * gemm::kPanel * k * SizeOf(dtype);
