@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Row operators beside PyTorch's CPU kernels, in turn in one run.
+"""Row operators and attention beside PyTorch's CPU kernels, in turn in one run.
 
 usage: scripts/bench_torch.py [--tare build/release/tare] [--threads 2 | --cpu-time] [--rounds 5]
 
-For every case `tare bench ops --json` and the PyTorch form of the same operator, dtype and shape run
+For every case `tare bench ops --json` (attention: `tare bench contractions --json`) and the PyTorch form of the same operator, dtype and shape run
 one after the other, `rounds` times; the best of each is compared. ratio = PyTorch time / our time, so
 0.9 and above means at least 0.9 of PyTorch's speed. --cpu-time compares the CPU time of one thread,
 which other load on the machine disturbs less than the clock on the wall. Needs torch.
@@ -76,6 +76,34 @@ def adamw(count):
     return results
 
 
+def attention(heads, kv_heads, d, n, dtype):
+    q = torch.randn(1, heads, n, d, dtype=dtype)
+    k, v = (torch.randn(1, kv_heads, n, d, dtype=dtype) for _ in range(2))
+    forward = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    qg, kg, vg = (t.clone().requires_grad_() for t in (q, k, v))
+    y = F.scaled_dot_product_attention(qg, kg, vg, is_causal=True, enable_gqa=True)
+    dy = torch.randn_like(y)
+    backward = lambda: torch.autograd.grad(y, (qg, kg, vg), dy, retain_graph=True)
+    return {"forward": forward, "backward": backward}
+
+
+def ours_us(options, op, shape):
+    """Our time of each part of a case, in microseconds."""
+    common = ["--json", "--rounds", "3", "--threads", str(options.threads), "--filter", shape]
+    common += ["--cpu-time"] if options.cpu_time else []
+    name = "contractions" if op == "attention" else "ops"
+    report = json.loads(subprocess.run([options.tare, "bench", name] + common, check=True, capture_output=True,
+                                       text=True).stdout)
+    if op != "attention":
+        return {b["what"]: b["ours_us"] for b in report["benches"] if b["op"] == op and b["shape"] == shape}
+    times = {}
+    for row in report["rows"]:  # "attention f32 9/3 d=64 n=256 forward", "1.23 ms"
+        value, unit = row["value"].split()[:2]
+        if row["name"].startswith(f"attention {shape} ") and unit == "ms":
+            times[row["name"].split()[-1]] = float(value) * 1e3
+    return times
+
+
 F32, BF16 = torch.float32, torch.bfloat16
 CASES = [("rmsnorm", f"T=2048 H={h} {n}", lambda h=h, d=d: rmsnorm(2048, h, d))
          for h in (576, 1024, 4096) for n, d in (("f32", F32), ("bf16", BF16))]
@@ -83,6 +111,8 @@ CASES += [("logprob", f"T={t} V={v} {n}", lambda t=t, v=v, d=d: logprob(t, v, d)
           for t, v, n, d in ((256, 49152, "f32", F32), (256, 49152, "bf16", BF16), (64, 151936, "f32", F32))]
 CASES += [("gate", f"T={t} I={i} {n}", lambda t=t, i=i, d=d: gate(t, i, d))
           for t, i, n, d in ((2048, 1536, "f32", F32), (2048, 1536, "bf16", BF16), (1024, 12288, "bf16", BF16))]
+CASES += [("attention", f"{n} {h}/{g} d={d} n={t}", lambda h=h, g=g, d=d, t=t, f=f: attention(h, g, d, t, f))
+          for h, g, d in ((9, 3, 64), (16, 8, 128)) for n, f in (("f32", F32), ("bf16", BF16)) for t in (256, 1024, 2048)]
 CASES += [("adamw", "N=16777216", lambda: adamw(1 << 24))]
 
 
@@ -107,12 +137,9 @@ def main():
         ours = {what: float("inf") for what in bodies}
         theirs = dict(ours)
         for _ in range(options.rounds):
-            command = [options.tare, "bench", "ops", "--json", "--rounds", "3", "--threads", str(options.threads),
-                       "--filter", shape] + (["--cpu-time"] if options.cpu_time else [])
-            report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            for bench in report["benches"]:
-                if bench["op"] == op and bench["shape"] == shape and bench["what"] in ours:
-                    ours[bench["what"]] = min(ours[bench["what"]], bench["ours_us"])
+            for what, us in ours_us(options, op, shape).items():
+                if what in ours:
+                    ours[what] = min(ours[what], us)
             for what, body in bodies.items():
                 theirs[what] = min(theirs[what], best(body, rounds=3))
         for what in bodies:

@@ -26,7 +26,12 @@ struct Options {
   int rounds = 7;
   bool json = false;
   bool cpu_time = false;
+  std::string filter;
 };
+
+bool Wanted(const Options& o, const std::string& name) {
+  return name.find(o.filter) != std::string::npos;
+}
 
 // By the process's CPU time a busy machine does not count.
 double Seconds(const Options& o) {
@@ -100,8 +105,19 @@ void BenchLinear(const Options& o, ThreadPool& pool, Sgemm sgemm, Json& out) {
                             {3072, 576},
                             {576, 1536},
                             {4096, 1024},
-                            {1024, 3072}}) {
+                            {1024, 3072},
+                            {6144, 4096},
+                            {4096, 12288}}) {
     const int64_t n = shape.first, k = shape.second;
+    const auto name = [&](std::string_view step, int64_t m) {
+      return fmt::format("linear {} bf16 M={} N={} K={}", step, m, n, k);
+    };
+    constexpr int64_t kRows[] = {1, 4, 8, 64, 256, 512};
+    if (std::none_of(std::begin(kRows), std::end(kRows), [&](int64_t m) {
+          return Wanted(o, name("ieee", m)) || (m > 8 && Wanted(o, name("sm90", m)));
+        })) {
+      continue;
+    }
     std::vector<uint16_t> w(static_cast<size_t>(n * k));
     uint32_t state = 1;
     for (auto& v : w) {
@@ -119,7 +135,8 @@ void BenchLinear(const Options& o, ThreadPool& pool, Sgemm sgemm, Json& out) {
     }
     const auto mma =
         *ops::linear::PackedWeight::Pack(&pool, w.data(), DType::kBF16, n, k, Profile::kSm90Mma);
-    for (int64_t m : {1, 4, 8, 64, 256, 512}) {
+    for (int64_t m : kRows) {
+      if (!Wanted(o, name("ieee", m)) && (m <= 8 || !Wanted(o, name("sm90", m)))) continue;
       std::vector<float> x(static_cast<size_t>(m * k)), y(static_cast<size_t>(m * n)), peer(y);
       std::vector<uint16_t> xb(x.size());
       for (size_t i = 0; i < x.size(); ++i) {
@@ -168,8 +185,7 @@ void BenchLinear(const Options& o, ThreadPool& pool, Sgemm sgemm, Json& out) {
       if (m <= 8) {
         const double rate = static_cast<double>(n * k * 2) / each;
         Print(o, out,
-              {fmt::format("linear ieee bf16 M={} N={} K={}", m, n, k),
-               fmt::format("{:.1f} GB/s", rate * 1e-9),
+              {name("ieee", m), fmt::format("{:.1f} GB/s", rate * 1e-9),
                fmt::format("{:.2f} of read bandwidth, {:.2f} of FMA rate", t[2] / t[1],
                            products / each / peak)});
         continue;
@@ -177,11 +193,9 @@ void BenchLinear(const Options& o, ThreadPool& pool, Sgemm sgemm, Json& out) {
       std::string against = fmt::format("{:.2f} of FMA rate", products / each / peak);
       if (sgemm != nullptr) against += fmt::format(", {:.2f} of OpenBLAS sgemm", t[3] / each);
       Print(o, out,
-            {fmt::format("linear ieee bf16 M={} N={} K={}", m, n, k),
-             fmt::format("{:.1f} G products/s", products / each * 1e-9), against});
+            {name("ieee", m), fmt::format("{:.1f} G products/s", products / each * 1e-9), against});
       Print(o, out,
-            {fmt::format("linear sm90 bf16 M={} N={} K={}", m, n, k),
-             fmt::format("{:.2f} G products/s", products / t[2] * 1e-9),
+            {name("sm90", m), fmt::format("{:.2f} G products/s", products / t[2] * 1e-9),
              fmt::format("{:.3f} of FMA rate", products / t[2] / peak)});
     }
   }
@@ -191,6 +205,9 @@ void BenchAttention(const Options& o, ThreadPool& pool, Json& out) {
   for (auto [qh, kh, d] : {std::tuple<int64_t, int64_t, int64_t>{9, 3, 64}, {16, 8, 128}}) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
       for (int64_t n : {256, 1024, 2048}) {
+        const std::string name =
+            fmt::format("attention {} {}/{} d={} n={}", DTypeName(dtype), qh, kh, d, n);
+        if (!Wanted(o, name)) continue;
         const auto size = static_cast<size_t>(SizeOf(dtype));
         const auto wide = static_cast<size_t>(n * qh * d), narrow = static_cast<size_t>(n * kh * d);
         std::vector<uint8_t> q(wide * size, 0x3e), k(narrow * size, 0x3d), v(k), y(q), g(q), dq(q),
@@ -221,8 +238,6 @@ void BenchAttention(const Options& o, ThreadPool& pool, Json& out) {
         const double peak = FmaRate(o, t[0]);
         const double pairs =
             static_cast<double>(n) * static_cast<double>(n + 1) / 2 * static_cast<double>(qh * d);
-        const std::string name =
-            fmt::format("attention {} {}/{} d={} n={}", DTypeName(dtype), qh, kh, d, n);
         Print(o, out,
               {name + " forward", fmt::format("{:.2f} ms", t[1] * 1e3),
                fmt::format("{:.2f} of FMA rate", 2 * pairs / t[1] / peak)});
@@ -274,6 +289,9 @@ TARE_COMMAND(bench_contractions, [](CLI::App& root) {
   app->add_option("--threads", options->threads, "threads (default 1)")->check(CLI::Range(1, 1024));
   app->add_option("--rounds", options->rounds, "interleaved rounds; the best counts")
       ->check(CLI::Range(1, 1000));
+  app->add_option("--filter", options->filter,
+                  "only rows with this text in \"linear ieee bf16 M=64 N=960 K=576\" or "
+                  "\"attention f32 9/3 d=64 n=256\"");
   app->add_flag("--json", options->json, "machine-readable output");
   app->add_flag("--cpu-time", options->cpu_time,
                 "the process's CPU time instead of the wall's (one thread; for a busy machine)");

@@ -24,7 +24,7 @@ class CasesTest : public testing::Test {
   float Logprob(const std::vector<float>& logits, int32_t target, float temperature,
                 DType dtype = DType::kF32) {
     std::vector<uint16_t> low;
-    for (float v : logits) low.push_back(Bf16Of(v));
+    for (float v : logits) low.push_back(F32ToBf16(v));
     logprob::Args a;
     a.rows = 1;
     a.logits = dtype == DType::kF32 ? static_cast<const void*>(logits.data()) : low.data();
@@ -159,7 +159,7 @@ TEST_F(CasesTest, H09TiesInExpertChoice) {
   const float inf = INFINITY;
   const auto choose = [&](std::vector<float> logits, int64_t k) {
     std::vector<uint16_t> x;
-    for (float v : logits) x.push_back(Bf16Of(v));
+    for (float v : logits) x.push_back(F32ToBf16(v));
     std::vector<int32_t> ids(static_cast<size_t>(k));
     std::vector<float> weights(static_cast<size_t>(k));
     router::Args a;
@@ -290,7 +290,7 @@ TEST_F(CasesTest, QuantizerRoundsToNearestEvenEverywhere) {
 // H15: steps below half a bf16 spacing move the f32 master at once and the served bytes at step 21.
 TEST_F(CasesTest, H15UpdateTooSmallForBf16) {
   std::vector<float> master(4096, 0.02001953125f), m(4096), v(4096), grad(4096, 1.0f);
-  std::vector<uint16_t> copy(4096, Bf16Of(0.02001953125f));
+  std::vector<uint16_t> copy(4096, F32ToBf16(0.02001953125f));
   const uint16_t before = copy[0];
   int first_master = 0, first_copy = 0;
   for (int step = 1; step <= 30; ++step) {

@@ -95,7 +95,7 @@ inline void Put(Tensor& t, int64_t i, double v) {
       t.mutable_as<float>()[i] = static_cast<float>(v);
       break;
     case DType::kBF16:
-      t.mutable_as<uint16_t>()[i] = Bf16Of(static_cast<float>(v));
+      t.mutable_as<uint16_t>()[i] = F32ToBf16(static_cast<float>(v));
       break;
     case DType::kF16:
       t.mutable_as<uint16_t>()[i] = F32ToF16(static_cast<float>(v));

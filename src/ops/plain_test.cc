@@ -30,7 +30,7 @@ class PlainTest : public testing::Test {
   }
   static std::vector<uint16_t> Low(const std::vector<float>& v) {
     std::vector<uint16_t> low;
-    for (float x : v) low.push_back(Bf16Of(x));
+    for (float x : v) low.push_back(F32ToBf16(x));
     return low;
   }
   std::mt19937 random_{7};
@@ -93,14 +93,14 @@ TEST_F(PlainTest, RmsnormForwardAndBackward) {
       for (int64_t i = 0; i < width; ++i) {
         const size_t at = static_cast<size_t>(t * width + i);
         h.push_back(ViaBf16(ToFloat(x[at]) + ToFloat(residual[at])));
-        ASSERT_EQ(sum[at], Bf16Of(h.back()));
+        ASSERT_EQ(sum[at], F32ToBf16(h.back()));
       }
       const float r = 1.0f / std::sqrt(std::fma(Lanes(128, h, h), inv, p.eps));
       EXPECT_BITS(r, rstd[static_cast<size_t>(t)]);
       for (int64_t i = 0; i < width; ++i) {
         const size_t at = static_cast<size_t>(t * width + i);
         const float wi = ToFloat(w[static_cast<size_t>(i)]);
-        ASSERT_EQ(y[at], Bf16Of((h[static_cast<size_t>(i)] * r) * wi))
+        ASSERT_EQ(y[at], F32ToBf16((h[static_cast<size_t>(i)] * r) * wi))
             << "width " << width << " row " << t << " column " << i;
         g.push_back(ToFloat(dy[at]) * wi);
         hat.push_back(h[static_cast<size_t>(i)] * r);
@@ -109,7 +109,7 @@ TEST_F(PlainTest, RmsnormForwardAndBackward) {
       for (int64_t i = 0; i < width; ++i) {
         const size_t at = static_cast<size_t>(t * width + i);
         const float u = std::fma(-c, hat[static_cast<size_t>(i)], g[static_cast<size_t>(i)]);
-        ASSERT_EQ(dx[at], Bf16Of(std::fma(u, r, ToFloat(extra[at]))))
+        ASSERT_EQ(dx[at], F32ToBf16(std::fma(u, r, ToFloat(extra[at]))))
             << "width " << width << " row " << t << " column " << i;
       }
       hats.push_back(hat);
@@ -269,7 +269,7 @@ TEST_F(PlainTest, CombineInSlotOrder) {
           acc = std::fma(w[static_cast<size_t>(t * k + s)],
                          ToFloat(y[static_cast<size_t>(row * hidden + i)]), acc);
       }
-      ASSERT_EQ(out[static_cast<size_t>(t * hidden + i)], Bf16Of(acc));
+      ASSERT_EQ(out[static_cast<size_t>(t * hidden + i)], F32ToBf16(acc));
     }
   }
 }

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "numerics/fp.h"
 #include "ops/op.h"
+#include "tensor/convert.h"
 #include "tensor/dtype.h"
 
 namespace tare::ops {
@@ -80,17 +82,9 @@ inline float* Scratch(size_t floats) {
 
 // Scalar twins of the vector loads and stores, for fault paths and rare cases.
 inline float ToFloat(float x) { return x; }
-inline float ToFloat(uint16_t x) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16);
-}
-inline uint16_t Bf16Of(float x) {
-  if (x != x) return 0x7fff;
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
-inline float CanonicalNanOr(float x) { return x != x ? __builtin_bit_cast(float, 0x7fffffffu) : x; }
-inline void PutFloat(float x, float* p) { *p = CanonicalNanOr(x); }
-inline void PutFloat(float x, uint16_t* p) { *p = Bf16Of(x); }
-inline float ViaBf16(float x) { return ToFloat(Bf16Of(x)); }
+inline float ToFloat(uint16_t x) { return Bf16ToF32(x); }
+inline void PutFloat(float x, float* p) { *p = numerics::Canonical(x); }
+inline void PutFloat(float x, uint16_t* p) { *p = F32ToBf16(x); }
+inline float ViaBf16(float x) { return Bf16ToF32(F32ToBf16(x)); }
 
 }  // namespace tare::ops

@@ -21,7 +21,7 @@ void Compare(int64_t rows, int64_t vocab, DType logits_dtype, Profile profile, b
   std::normal_distribution<float> normal;
   const auto fill = [&](int64_t n, float scale) {
     std::vector<uint16_t> v;
-    for (int64_t i = 0; i < n; ++i) v.push_back(Bf16Of(normal(random) * scale));
+    for (int64_t i = 0; i < n; ++i) v.push_back(F32ToBf16(normal(random) * scale));
     return v;
   };
   const auto x = fill(rows * hidden, 1.0f), w = fill(vocab * hidden, 0.3f);

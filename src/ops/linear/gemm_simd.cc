@@ -261,6 +261,10 @@ void IeeeTileImpl(const Problem& p, int64_t m0, int64_t m1, int64_t n0, int64_t 
   }
 }
 
+// Lines of a panel between the one in use and the one asked for.
+template <int M>
+constexpr int64_t kAhead = M > 4 ? 64 : 24;
+
 // acc[M][P panels][2] over k in [k0, k1) of bf16 panels; column half `col` of 0 or 8 when a vector
 // holds 8 lanes. Results to out[m][panel][32].
 template <int M, int P>
@@ -280,7 +284,11 @@ HWY_INLINE void StreamBf16(const float* HWY_RESTRICT x, int64_t ldx, const uint3
       VF b0[P], b1[P];
 #pragma GCC unroll 8
       for (int j = 0; j < P; ++j) {
-        const auto word = hn::Load(du, w + j * panel_words + k * 16 + h);
+        const uint32_t* at = w + j * panel_words + k * 16 + h;
+        // The more rows, the fewer streams and the later the CPU's own prefetching. Behind the last
+        // panel this asks for nothing that exists, which is allowed.
+        if (h == 0) __builtin_prefetch(at + kAhead<M> * 16);
+        const auto word = hn::Load(du, at);
         b0[j] = hn::BitCast(df, hn::ShiftLeft<16>(word));
         b1[j] = hn::BitCast(df, hn::And(word, high));
       }

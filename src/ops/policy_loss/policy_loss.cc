@@ -84,7 +84,7 @@ Status Forward(const Ctx& ctx, const Params& params, const Args& args) {
       const Token token = Evaluate(params, in, t, false);
       float loss = token.loss * WeightOf(params, count, args.sequence_tokens, t);
       if (multiply) loss *= static_cast<float>(args.mask[t]);
-      losses[static_cast<size_t>(t)] = CanonicalNanOr(loss);
+      losses[static_cast<size_t>(t)] = numerics::Canonical(loss);
       clipped[static_cast<size_t>(t)] = token.clipped && args.mask[t] != 0 ? 1 : 0;
     }
   });

@@ -161,7 +161,7 @@ float LogSoftmaxAt(ThreadPool& pool, const std::vector<float>& z, int64_t id) {
     leaves[leaf] = logprob::LeafOf(z.data(), DType::kF32, 1.0f, begin, end, false);
   });
   const logprob::Partial whole = logprob::TreeOfLeaves(leaves);
-  return CanonicalNanOr((z[static_cast<size_t>(id)] - whole.m) - numerics::Log(whole.l));
+  return numerics::Canonical((z[static_cast<size_t>(id)] - whole.m) - numerics::Log(whole.l));
 }
 
 // Scale over a whole row.
