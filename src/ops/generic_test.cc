@@ -542,8 +542,7 @@ TEST(GenericOps, GradientIsNearTheFloat64Oracle) {
   EXPECT_GT(checked, 0);
 }
 
-// A negative control: the gradient check must see a gradient that is wrong by one part in a
-// hundred.
+// A negative control: the gradient check must see a gradient that is a quarter too large.
 TEST(GenericOps, GradientCheckSeesAWrongGradient) {
   for (const OpInfo* op : AllOps()) {
     if (!op->backward || !Oracles().contains(op->name)) continue;

@@ -335,6 +335,13 @@ TEST_F(PlainTest, GradNormOfShardsEqualsTheWhole) {
       << refused.status().ToString();
 }
 
+// The tree adds in float64: in f32 the small leaves beside 2^24 would be lost.
+TEST_F(PlainTest, GradNormTreeIsFloat64) {
+  std::vector<float> leaves(4097, 1.0f);
+  leaves[0] = 0x1p24f;
+  EXPECT_EQ(grad_norm::Tree(leaves), 0x1p24 + 4096);
+}
+
 TEST_F(PlainTest, RopeTableIsRoundedOnceAndRefusesNonsense) {
   rope::Params p;
   p.head_dim = p.rotary_dim = 64;
