@@ -147,7 +147,7 @@ void PutValue(Tensor* t, int64_t i, double v) {
       t->mutable_as<float>()[i] = f;
       break;
     case DType::kBF16:
-      t->mutable_as<uint16_t>()[i] = ops::Bf16Of(f);
+      t->mutable_as<uint16_t>()[i] = F32ToBf16(f);
       break;
     case DType::kF16:
       t->mutable_as<uint16_t>()[i] = F32ToF16(f);
