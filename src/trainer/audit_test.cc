@@ -141,8 +141,8 @@ Json Record(const std::string& arm, const std::string& forward, int64_t kernels)
               {"arm", arm},
               {"profile", "ieee-f32"},
               {"faults", ""},
-              {"initial_weights", "w"},
-              {"data_sha256", "d"},
+              {"initial_weights", std::string(64, 'a')},
+              {"data_sha256", std::string(64, 'd')},
               {"first_sequence", 0},
               {"batch", 8},
               {"lr", 1e-4},
@@ -165,8 +165,12 @@ TEST(Control, JudgesThreeArms) {
     bad[arm][Json::json_pointer(pointer)] = value;
     return JudgeControl(bad);
   };
-  EXPECT_EQ(with(1, "/data_sha256", "e").reason, "arms-differ");
-  EXPECT_EQ(with(2, "/initial_weights", "v").reason, "arms-differ");
+  EXPECT_EQ(with(1, "/data_sha256", std::string(64, 'e')).reason, "arms-differ");
+  EXPECT_EQ(with(2, "/initial_weights", std::string(64, 'b')).reason, "arms-differ");
+  std::vector<Json> unnamed = good;
+  for (Json& r : unnamed) r["data_sha256"] = "";
+  EXPECT_EQ(JudgeControl(unnamed).reason, "receipt-malformed");
+  EXPECT_EQ(with(2, "/initial_weights", std::string(64, 'A')).reason, "receipt-malformed");
   EXPECT_EQ(with(0, "/lr", 2e-4).reason, "arms-differ");
   EXPECT_EQ(with(1, "/steps/0/forward_sha256", "h").reason, "bit-mismatch");
   EXPECT_EQ(with(1, "/steps/0/backward_kernels", 7).reason, "detached-substitute");

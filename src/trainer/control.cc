@@ -36,6 +36,14 @@ Control Judge(std::span<const Json> records) {
   }
   const Json& p = *arms.at("production");
   for (const auto& [name, r] : arms) {
+    // Three records that name no data at all would compare as one data order.
+    for (const char* key : {"initial_weights", "data_sha256"}) {
+      const std::string digest = r->at(key);
+      if (digest.size() != 64 || digest.find_first_not_of("0123456789abcdef") != std::string::npos)
+        return Answer(Verdict::kRefused, reason::kReceiptMalformed,
+                      fmt::format("{}: {} is {}, not 64 lower-case hex digits", name, key,
+                                  r->at(key).dump()));
+    }
     for (const char* key : {"profile", "faults", "initial_weights", "data_sha256", "first_sequence",
                             "batch", "lr", "lr_schedule", "warmup_steps", "total_steps"}) {
       if (r->at(key) != p.at(key))
