@@ -23,6 +23,7 @@
 #include "source_scan.inc"
 #include "tensor/checkpoint.h"
 #include "tensor/convert.h"
+#include "tools/backward_subject.h"
 #include "trainer/audit.h"
 #include "trainer/plain_model.h"
 #include "trainer/trainer.h"
@@ -32,42 +33,6 @@ namespace {
 
 using models::Model;
 using models::ModelConfig;
-
-// Two sequences, the same on every machine; the gradient that arrives is a multiple of 1/64, which
-// bf16 holds exactly.
-struct Questions {
-  std::vector<std::vector<int32_t>> tokens, targets;
-  std::vector<float> upstream;
-
-  Questions(int64_t vocab, int32_t salt) {
-    const int lengths[] = {14, 23};
-    for (int s = 0; s < 2; ++s) {
-      std::vector<int32_t> t, next;
-      for (int i = 0; i < lengths[s]; ++i)
-        t.push_back(
-            static_cast<int32_t>((int64_t{salt} * 29 + s * 131 + i * i * 17 + i * 53 + 7) % vocab));
-      next.assign(t.begin() + 1, t.end());
-      t.pop_back();
-      for (int i = 0; i + 1 < lengths[s]; ++i)
-        upstream.push_back(static_cast<float>((i * 5 + s) % 9 - 4) / 64);
-      tokens.push_back(std::move(t));
-      targets.push_back(std::move(next));
-    }
-  }
-  // Spans into this object.
-  models::Batch MakeBatch() const {
-    models::Batch batch;
-    for (size_t s = 0; s < tokens.size(); ++s) {
-      models::TokenRun run;
-      run.tokens = tokens[s];
-      run.targets = targets[s];
-      run.name = fmt::format("s{}", s);
-      batch.runs.push_back(run);
-    }
-    batch.phase = TapPhase::kTrain;
-    return batch;
-  }
-};
 
 // Names of the operators whose values a walk reported.
 class OpTap : public Tap {
@@ -79,23 +44,6 @@ class OpTap : public Tap {
   void EndFrame() override {}
   std::set<std::string> ops;
 };
-
-Result<Model> MakeModel(ThreadPool* pool, const BackwardSubject& subject, DType dtype) {
-  ModelConfig c = subject.config;
-  if (dtype == DType::kF32) c.dtype = c.residual_dtype = c.rope.dtype = dtype;
-  models::ModelOptions options;
-  options.side = fault::Side::kTrainer;
-  options.max_positions = 128;
-  return Model::FromTensors(pool, c, subject.tensors, options);
-}
-
-ops::Ctx MakeCtx(ThreadPool* pool, ops::LaunchTrace* trace = nullptr) {
-  ops::Ctx ctx;
-  ctx.pool = pool;
-  ctx.side = fault::Side::kTrainer;
-  ctx.trace = trace;
-  return ctx;
-}
 
 using Gradient = std::vector<std::vector<float>>;  // by parameter
 
@@ -114,11 +62,11 @@ std::string DigestOfAll(const Gradient& gradient) {
 }
 
 // Forward with a tape, `between`, backward.
-Result<Gradient> OneGradient(ThreadPool* pool, const Model& model, const Questions& q,
+Result<Gradient> OneGradient(ThreadPool* pool, const Model& model, const BackwardQuestions& q,
                              const std::function<Status(models::Scratch*)>& between = nullptr,
                              Tap* tap = nullptr) {
   models::Scratch scratch;
-  const ops::Ctx ctx = MakeCtx(pool);
+  const ops::Ctx ctx = BackwardCtx(pool);
   const models::Batch batch = q.MakeBatch();
   TARE_ASSIGN_OR_RETURN(models::Gradients gradients, models::Gradients::Zeros(model));
   models::Tape tape;
@@ -240,7 +188,7 @@ struct OpCase {
     return c;
   }
   ops::Ctx Context(ThreadPool* pool) const {
-    ops::Ctx ctx = MakeCtx(pool);
+    ops::Ctx ctx = BackwardCtx(pool);
     ctx.profile = key.profile;
     return ctx;
   }
@@ -360,7 +308,7 @@ Json Series(std::vector<int64_t> values) {
   return out;
 }
 
-std::vector<trainer::Sequence> Lessons(const Questions& q) {
+std::vector<trainer::Sequence> Lessons(const BackwardQuestions& q) {
   std::vector<trainer::Sequence> list;
   for (size_t s = 0; s < q.tokens.size(); ++s) {
     trainer::Sequence one;
@@ -375,11 +323,11 @@ std::vector<trainer::Sequence> Lessons(const Questions& q) {
 // Grad-enabled forward and whole step, both arms in turn, three rounds after one that does not
 // count.
 Result<Json> StepTimes(ThreadPool* pool, const BackwardSubject& subject) {
-  const Questions q(subject.config.vocab, 3);
+  const BackwardQuestions q(subject.config.vocab, 3);
   const std::vector<trainer::Sequence> lessons = Lessons(q);
   std::unique_ptr<trainer::Trainer> arms[2];
   for (int on = 0; on < 2; ++on) {
-    TARE_ASSIGN_OR_RETURN(Model model, MakeModel(pool, subject, DType::kBF16));
+    TARE_ASSIGN_OR_RETURN(Model model, BackwardModel(pool, subject, DType::kBF16));
     trainer::Options options;
     options.batch_invariance = on == 1 ? ops::BatchInvariance::kOn : ops::BatchInvariance::kOff;
     TARE_ASSIGN_OR_RETURN(arms[on], trainer::Trainer::Create(pool, std::move(model), options));
@@ -407,8 +355,8 @@ Result<Json> StepTimes(ThreadPool* pool, const BackwardSubject& subject) {
 // Is the gradient that of the forward that ran: the slope of sum(upstream * logprob) along it, from
 // two forwards beside it, against its own square.
 Result<double> SlopeAgainstGradient(ThreadPool* pool, const BackwardSubject& subject,
-                                    const Questions& q) {
-  TARE_ASSIGN_OR_RETURN(Model model, MakeModel(pool, subject, DType::kF32));
+                                    const BackwardQuestions& q) {
+  TARE_ASSIGN_OR_RETURN(Model model, BackwardModel(pool, subject, DType::kF32));
   TARE_ASSIGN_OR_RETURN(const Gradient g, OneGradient(pool, model, q));
   double square = 0;
   for (const auto& part : g) {
@@ -428,7 +376,7 @@ Result<double> SlopeAgainstGradient(ThreadPool* pool, const BackwardSubject& sub
     models::Scratch scratch;
     const models::Batch batch = q.MakeBatch();
     TARE_ASSIGN_OR_RETURN(const models::ForwardOutput out,
-                          models::Forward(MakeCtx(pool), model, batch, &scratch));
+                          models::Forward(BackwardCtx(pool), model, batch, &scratch));
     values[side] = 0;
     for (size_t t = 0; t < out.logprob.size(); ++t)
       values[side] += static_cast<double>(q.upstream[t]) * static_cast<double>(out.logprob[t]);
@@ -444,11 +392,11 @@ Result<BackwardSubject> LoadBackwardSubject(const std::string& path, int64_t lay
 }
 
 Result<Json> BackwardInventory(ThreadPool* pool, const BackwardSubject& subject, bool times) {
-  TARE_ASSIGN_OR_RETURN(Model model, MakeModel(pool, subject, DType::kBF16));
-  const Questions q(model.config().vocab, 0), other(model.config().vocab, 17);
+  TARE_ASSIGN_OR_RETURN(Model model, BackwardModel(pool, subject, DType::kBF16));
+  const BackwardQuestions q(model.config().vocab, 0), other(model.config().vocab, 17);
   ops::LaunchTrace trace;
   models::Scratch scratch;
-  const ops::Ctx ctx = MakeCtx(pool, &trace);
+  const ops::Ctx ctx = BackwardCtx(pool, &trace);
   // Few operators write launches: the others are seen by the values that they report.
   std::set<std::string> forward;
   {
@@ -484,7 +432,7 @@ Result<Json> BackwardInventory(ThreadPool* pool, const BackwardSubject& subject,
     return Ok();
   };
   const auto run_other = [&](models::Scratch* s) {
-    return models::Forward(MakeCtx(pool), model, other.MakeBatch(), s).status();
+    return models::Forward(BackwardCtx(pool), model, other.MakeBatch(), s).status();
   };
   TARE_RETURN_IF_ERROR(
       poison("caches", "another batch ran through the same scratch buffers", run_other));
@@ -507,12 +455,12 @@ Result<Json> BackwardInventory(ThreadPool* pool, const BackwardSubject& subject,
                               }));
   TARE_RETURN_IF_ERROR(model.Repack(pool));
   if (model.config().experts > 0) {
-    TARE_RETURN_IF_ERROR(
-        poison("router state", "another batch was routed, tape and all, in between",
-               [&](models::Scratch* s) {
-                 models::Tape tape;
-                 return models::Forward(MakeCtx(pool), model, other.MakeBatch(), s, &tape).status();
-               }));
+    TARE_RETURN_IF_ERROR(poison(
+        "router state", "another batch was routed, tape and all, in between",
+        [&](models::Scratch* s) {
+          models::Tape tape;
+          return models::Forward(BackwardCtx(pool), model, other.MakeBatch(), s, &tape).status();
+        }));
   } else {
     absent.push_back({{"what", "router state"}, {"why", "the model has no router"}});
   }

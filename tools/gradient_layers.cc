@@ -16,6 +16,7 @@
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rows.h"
 #include "tools/backward_facts.h"
+#include "tools/backward_subject.h"
 #include "trainer/plain_model.h"
 #include "trainer/trainer.h"
 
@@ -63,11 +64,9 @@ Floats Values(int64_t count, uint32_t seed) {
 }
 Doubles Wide(const Floats& v) { return {v.begin(), v.end()}; }
 
-ops::Ctx MakeCtx(ThreadPool* pool) {
-  ops::Ctx ctx;
-  ctx.pool = pool;
-  ctx.side = fault::Side::kTrainer;
-  return ctx;
+// What production read, and what the reference did, as f32 words.
+std::pair<std::string, std::string> Read(const Floats& production, const Doubles& reference) {
+  return {DigestOf(production), DigestOf(Floats(reference.begin(), reference.end()))};
 }
 
 Result<Json> LinearCase(ThreadPool* pool, const ModelConfig& c) {
@@ -81,7 +80,7 @@ Result<Json> LinearCase(ThreadPool* pool, const ModelConfig& c) {
   p.x_dtype = p.w_dtype = p.y_dtype = p.bias_dtype = p.dy_dtype = p.dx_dtype = p.backward_operand =
       DType::kF32;
   const std::vector<ops::TokenUnit> units = {{0, kRows}};
-  const ops::Ctx ctx = MakeCtx(pool);
+  const ops::Ctx ctx = BackwardCtx(pool);
   ops::Ctx with = ctx;
   std::vector<char> workspace(
       static_cast<size_t>(ops::linear::BackwardWorkspaceBytes(ctx, p, kRows, 1)) + 64);
@@ -108,10 +107,10 @@ Result<Json> LinearCase(ThreadPool* pool, const ModelConfig& c) {
     }
   }
   return CaseOf(fmt::format("linear {}x{}x{}", kRows, n, k), "f32",
-                Inputs({{"input", {DigestOf(x), DigestOf(Floats(x64.begin(), x64.end()))}},
-                        {"weights", {DigestOf(w), DigestOf(Floats(w64.begin(), w64.end()))}},
-                        {"saved state", {DigestOf(x), DigestOf(Floats(x64.begin(), x64.end()))}},
-                        {"upstream", {DigestOf(dy), DigestOf(Floats(dy64.begin(), dy64.end()))}}}),
+                Inputs({{"input", Read(x, x64)},
+                        {"weights", Read(w, w64)},
+                        {"saved state", Read(x, x64)},
+                        {"upstream", Read(dy, dy64)}}),
                 Json::array({GradientQuantity("dx", "operator", dx, want_x),
                              GradientQuantity("dw", "operator", dw, want_w)}));
 }
@@ -125,7 +124,7 @@ Result<Json> NormCase(ThreadPool* pool, const ModelConfig& c) {
   p.hidden = h;
   p.dtype = p.weight_dtype = p.residual_dtype = p.grad_dtype = DType::kF32;
   p.eps = c.norm_eps;
-  const ops::Ctx ctx = MakeCtx(pool);
+  const ops::Ctx ctx = BackwardCtx(pool);
   ops::rmsnorm::Args f;
   f.rows = kRows;
   f.x = x.data();
@@ -144,33 +143,29 @@ Result<Json> NormCase(ThreadPool* pool, const ModelConfig& c) {
   a.dw = dw.data();
   a.units = units;
   TARE_RETURN_IF_ERROR(ops::rmsnorm::Backward(ctx, p, a));
+  const Doubles x64 = Wide(x), w64 = Wide(w), dy64 = Wide(dy);
   Doubles want_x(x.size()), want_w(w.size());
   for (int64_t t = 0; t < kRows; ++t) {
     const auto at = [&](int64_t i) { return static_cast<size_t>(t * h + i); };
     double square = 0, dot = 0;
-    for (int64_t i = 0; i < h; ++i)
-      square += static_cast<double>(x[at(i)]) * static_cast<double>(x[at(i)]);
+    for (int64_t i = 0; i < h; ++i) square += x64[at(i)] * x64[at(i)];
     const double r =
         1 / std::sqrt(square / static_cast<double>(h) + static_cast<double>(c.norm_eps));
     for (int64_t i = 0; i < h; ++i) {
-      const double g =
-          static_cast<double>(dy[at(i)]) * static_cast<double>(w[static_cast<size_t>(i)]);
-      dot += g * static_cast<double>(x[at(i)]) * r;
-      want_w[static_cast<size_t>(i)] +=
-          static_cast<double>(dy[at(i)]) * static_cast<double>(x[at(i)]) * r;
+      dot += dy64[at(i)] * w64[static_cast<size_t>(i)] * x64[at(i)] * r;
+      want_w[static_cast<size_t>(i)] += dy64[at(i)] * x64[at(i)] * r;
     }
     for (int64_t i = 0; i < h; ++i) {
-      const double g =
-          static_cast<double>(dy[at(i)]) * static_cast<double>(w[static_cast<size_t>(i)]);
-      want_x[at(i)] = r * (g - static_cast<double>(x[at(i)]) * r * dot / static_cast<double>(h));
+      const double g = dy64[at(i)] * w64[static_cast<size_t>(i)];
+      want_x[at(i)] = r * (g - x64[at(i)] * r * dot / static_cast<double>(h));
     }
   }
   // The reference makes its statistic anew from the same input; what was saved is that statistic.
   return CaseOf(fmt::format("rmsnorm {}x{}", kRows, h), "f32",
-                Inputs({{"input", {DigestOf(x), DigestOf(x)}},
-                        {"weights", {DigestOf(w), DigestOf(w)}},
-                        {"saved state", {DigestOf(x), DigestOf(x)}},
-                        {"upstream", {DigestOf(dy), DigestOf(dy)}}}),
+                Inputs({{"input", Read(x, x64)},
+                        {"weights", Read(w, w64)},
+                        {"saved state", Read(x, x64)},
+                        {"upstream", Read(dy, dy64)}}),
                 Json::array({GradientQuantity("dx", "operator", dx, want_x),
                              GradientQuantity("dw", "operator", dw, want_w)}));
 }
@@ -192,18 +187,19 @@ Result<Json> GateCase(ThreadPool* pool, const ModelConfig& c) {
   a.dy = dy.data();
   a.dgate = dgate.data();
   a.dup = dup.data();
-  TARE_RETURN_IF_ERROR(ops::gate::Backward(MakeCtx(pool), p, a));
+  TARE_RETURN_IF_ERROR(ops::gate::Backward(BackwardCtx(pool), p, a));
+  const Doubles gate64 = Wide(gate), up64 = Wide(up), dy64 = Wide(dy);
   Doubles want_gate(gate.size()), want_up(up.size());
   for (size_t i = 0; i < gate.size(); ++i) {
-    const double g = static_cast<double>(gate[i]), s = 1 / (1 + std::exp(-g));
-    want_up[i] = static_cast<double>(dy[i]) * g * s;
-    want_gate[i] = static_cast<double>(dy[i]) * static_cast<double>(up[i]) * s * (1 + g * (1 - s));
+    const double g = gate64[i], s = 1 / (1 + std::exp(-g));
+    want_up[i] = dy64[i] * g * s;
+    want_gate[i] = dy64[i] * up64[i] * s * (1 + g * (1 - s));
   }
   return CaseOf(fmt::format("gate {}x{}", kRows, n), "f32",
-                Inputs({{"input", {DigestOf(gate), DigestOf(gate)}},
-                        {"weights", {DigestOf(up), DigestOf(up)}},
-                        {"saved state", {DigestOf(gate), DigestOf(gate)}},
-                        {"upstream", {DigestOf(dy), DigestOf(dy)}}}),
+                Inputs({{"input", Read(gate, gate64)},
+                        {"weights", Read(up, up64)},
+                        {"saved state", Read(gate, gate64)},
+                        {"upstream", Read(dy, dy64)}}),
                 Json::array({GradientQuantity("dgate", "operator", dgate, want_gate),
                              GradientQuantity("dup", "operator", dup, want_up)}));
 }
@@ -218,42 +214,16 @@ struct Both {
 };
 
 Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dtype) {
-  ModelConfig c = subject.config;
-  if (dtype == DType::kF32) c.dtype = c.residual_dtype = c.rope.dtype = dtype;
-  models::ModelOptions options;
-  options.side = fault::Side::kTrainer;
-  options.max_positions = 128;
-  TARE_ASSIGN_OR_RETURN(Model model, Model::FromTensors(pool, c, subject.tensors, options));
-  std::vector<std::vector<int32_t>> tokens, targets;
-  Floats upstream;
-  const int lengths[] = {14, 23};
-  for (int s = 0; s < 2; ++s) {
-    std::vector<int32_t> t, next;
-    for (int i = 0; i < lengths[s]; ++i)
-      t.push_back(static_cast<int32_t>((s * 131 + i * i * 17 + i * 53 + 7) % c.vocab));
-    next.assign(t.begin() + 1, t.end());
-    for (int i = 0; i + 1 < lengths[s]; ++i)
-      upstream.push_back(static_cast<float>((i * 5 + s) % 9 - 4) / 64);
-    tokens.push_back(t);
-    targets.push_back(next);
-  }
-  models::Batch batch;
-  for (size_t s = 0; s < tokens.size(); ++s) {
-    models::TokenRun run;
-    // The last token is a target alone, for both sides.
-    run.tokens = std::span(tokens[s]).first(targets[s].size());
-    run.targets = targets[s];
-    run.name = fmt::format("s{}", s);
-    batch.runs.push_back(run);
-  }
-  batch.phase = TapPhase::kTrain;
-  const ops::Ctx ctx = MakeCtx(pool);
+  TARE_ASSIGN_OR_RETURN(Model model, BackwardModel(pool, subject, dtype));
+  const BackwardQuestions q(subject.config.vocab, 0);
+  const models::Batch batch = q.MakeBatch();
+  const ops::Ctx ctx = BackwardCtx(pool);
   models::Scratch scratch;
   TARE_ASSIGN_OR_RETURN(models::Gradients gradients, models::Gradients::Zeros(model));
   models::Tape tape;
   trainer::DecisionTap tap(nullptr);
   TARE_RETURN_IF_ERROR(models::Forward(ctx, model, batch, &scratch, &tape, &tap).status());
-  TARE_RETURN_IF_ERROR(models::Backward(ctx, model, batch, {.dlogprob = upstream, .dentropy = {}},
+  TARE_RETURN_IF_ERROR(models::Backward(ctx, model, batch, {.dlogprob = q.upstream, .dentropy = {}},
                                         &tape, &scratch, &gradients));
   TARE_RETURN_IF_ERROR(models::FinishGradients(ctx, model, &gradients));
 
@@ -261,11 +231,13 @@ Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dty
   plain.ZeroGradients();
   std::vector<Doubles> upstream64;
   std::vector<trainer::PlainModel<double>::Run> runs;
-  size_t at = 0;
-  for (const auto& t : tokens) {
-    upstream64.emplace_back(upstream.begin() + static_cast<std::ptrdiff_t>(at),
-                            upstream.begin() + static_cast<std::ptrdiff_t>(at + t.size() - 1));
-    at += t.size() - 1;
+  auto arriving = q.upstream.begin();
+  std::vector<std::vector<int32_t>> tokens = q.tokens;  // and, for the reference, the last target
+  for (size_t s = 0; s < tokens.size(); ++s) {
+    const auto end = arriving + static_cast<std::ptrdiff_t>(tokens[s].size());
+    upstream64.emplace_back(arriving, end);
+    arriving = end;
+    tokens[s].push_back(q.targets[s].back());
   }
   for (size_t s = 0; s < tokens.size(); ++s) runs.push_back({tokens[s], 1, 1.0, upstream64[s]});
   TARE_RETURN_IF_ERROR(plain.Compute(runs, tap.decisions).status());
@@ -306,7 +278,7 @@ Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dty
   out.inputs = Inputs({{"input", {Hex(tokens_a.Finish()), Hex(tokens_b.Finish())}},
                        {"weights", {Hex(held.Finish()), Hex(read.Finish())}},
                        {"saved state", {Hex(decided_a.Finish()), Hex(decided_b.Finish())}},
-                       {"upstream", {DigestOf(upstream), DigestOf(arrived)}}});
+                       {"upstream", {DigestOf(q.upstream), DigestOf(arrived)}}});
   return out;
 }
 
@@ -325,11 +297,7 @@ std::string TypeOf(const models::LayerConfig& l) {
 
 // One update from production's own gradient, followed in f64: clip, moments, decay, master.
 Result<Json> StepQuantities(ThreadPool* pool, const BackwardSubject& subject) {
-  models::ModelOptions model_options;
-  model_options.side = fault::Side::kTrainer;
-  model_options.max_positions = 128;
-  TARE_ASSIGN_OR_RETURN(Model model,
-                        Model::FromTensors(pool, subject.config, subject.tensors, model_options));
+  TARE_ASSIGN_OR_RETURN(Model model, BackwardModel(pool, subject, DType::kBF16));
   trainer::Options options;
   options.max_gradient_norm = 0.05f;
   options.adamw.weight_decay = 0.1f;
