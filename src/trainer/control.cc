@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/reasons.h"
+#include "base/sha256.h"
 
 namespace tare::trainer {
 namespace {
@@ -38,8 +39,7 @@ Control Judge(std::span<const Json> records) {
   for (const auto& [name, r] : arms) {
     // Three records that name no data at all would compare as one data order.
     for (const char* key : {"initial_weights", "data_sha256"}) {
-      const std::string digest = r->at(key);
-      if (digest.size() != 64 || digest.find_first_not_of("0123456789abcdef") != std::string::npos)
+      if (!ParseSha256(r->at(key).get<std::string>()).ok())
         return Answer(Verdict::kRefused, reason::kReceiptMalformed,
                       fmt::format("{}: {} is {}, not 64 lower-case hex digits", name, key,
                                   r->at(key).dump()));

@@ -274,14 +274,11 @@ GateJudgement JudgeC0(const Json& evidence) {
   const Route route = ReadRoute(j.root().At("route"));
   if (!j.WellFormed()) return j.Finish();
 
-  const auto is_hash = [](const std::string& text) {
-    return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
-  };
   for (const auto& [name, hash] :
        {std::pair<const char*, const std::string&>{"checkpoint", checkpoint},
         {"implementation", implementation},
         {"hardware", hardware}}) {
-    j.Require("C0-01", is_hash(hash), reason::kInputMissing,
+    j.Require("C0-01", ParseSha256(hash).ok(), reason::kInputMissing,
               fmt::format("{} has `{}` for a SHA-256", name, Printable(hash)));
   }
   j.Require("C0-01", !commit.empty(), reason::kInputMissing,
