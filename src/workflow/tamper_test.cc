@@ -46,10 +46,8 @@ std::string FlipAll(Env* env, const std::string& dir, int mask, size_t stride,
         std::fflush(file);
       };
       put(static_cast<char>(data[i] ^ mask));
-      auto report = VerifyTask(env, dir, OneThread());
-      const int status = report.ok() ? ExitCode(report->verdict) : 1;
-      if (status == 0) *missed += fmt::format("{} byte {}\n", path, i);
-      digits += static_cast<char>('0' + status);
+      digits += OwnStatus(env, dir);
+      if (digits.back() == '0') *missed += fmt::format("{} byte {}\n", path, i);
       put(data[i]);
     }
     std::fclose(file);
