@@ -31,20 +31,6 @@ Status Check(const Ctx& ctx, const Params& p, int64_t rows) {
   return CheckRows("head_logprob", rows);
 }
 
-linear::Params LinearOf(const Params& p, int64_t features) {
-  linear::Params l;
-  l.n = features;
-  l.k = p.hidden;
-  l.x_dtype = l.w_dtype = l.dy_dtype = l.backward_operand = p.dtype;
-  l.y_dtype = p.logits_dtype;
-  l.dx_dtype = DType::kF32;
-  return l;
-}
-
-const char* At(const void* base, int64_t elements, DType dtype) {
-  return static_cast<const char*>(base) + elements * SizeOf(dtype);
-}
-
 // dx of one unit: the leaves' chains as they come, added as the balanced tree of eight neighbours.
 // At most four partial sums are alive.
 class LeafTree {

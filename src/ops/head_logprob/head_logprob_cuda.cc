@@ -36,20 +36,6 @@ class Pieces {
   int64_t used_ = 0;
 };
 
-linear::Params LinearOf(const Params& p, int64_t features) {
-  linear::Params l;
-  l.n = features;
-  l.k = p.hidden;
-  l.x_dtype = l.w_dtype = l.dy_dtype = l.backward_operand = p.dtype;
-  l.y_dtype = p.logits_dtype;
-  l.dx_dtype = DType::kF32;
-  return l;
-}
-
-const char* At(const void* base, int64_t elements, DType dtype) {
-  return static_cast<const char*>(base) + elements * SizeOf(dtype);
-}
-
 // The longest unit, and bytes of each piece of the backward.
 struct BackwardPieces {
   int64_t logits, dlogits, sum, total;
