@@ -12,7 +12,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -23,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "base/env.h"
 #include "ops/attention/attention.h"
 #include "ops/cuda/bench.h"
 #include "ops/cuda/bench_kernels.h"
@@ -225,11 +225,7 @@ Status Table(Bench& bench, const std::string& facts, const std::string& path) {
     first = false;
   }
   json += "\n]}\n";
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) return Errno("open", path, errno);
-  std::fputs(json.c_str(), file);
-  std::fclose(file);
-  return Ok();
+  return Env::Real()->WriteFileAtomic(path, json);
 }
 
 Status Serve(Bench& bench) {

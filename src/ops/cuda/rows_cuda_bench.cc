@@ -8,11 +8,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
+#include "base/env.h"
 #include "ops/adamw/adamw.h"
 #include "ops/cast/cast.h"
 #include "ops/combine/combine.h"
@@ -393,10 +393,7 @@ Status Main(int argc, char** argv) {
     first = false;
   }
   json += "\n]}\n";
-  std::FILE* file = std::fopen(argv[2], "w");
-  if (file == nullptr) return Errno("open", argv[2], errno);
-  std::fputs(json.c_str(), file);
-  std::fclose(file);
+  TARE_RETURN_IF_ERROR(Env::Real()->WriteFileAtomic(argv[2], json));
   return cuda::TakeRefusal(bench.stream());
 }
 

@@ -5,11 +5,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <vector>
 
+#include "base/env.h"
 #include "ops/cuda/bench.h"
 #include "ops/cuda/cublas_peer.h"
 #include "ops/fp8_linear/fp8_linear.h"
@@ -146,11 +146,7 @@ Status Main(int argc, char** argv) {
   }
   std::printf("fp8 over bf16: geometric mean %.3f, least %.3f\n", std::exp(log_sum / count), worst);
   json += "\n]}\n";
-  std::FILE* file = std::fopen(argv[2], "w");
-  if (file == nullptr) return Errno("open", argv[2], errno);
-  std::fputs(json.c_str(), file);
-  std::fclose(file);
-  return Ok();
+  return Env::Real()->WriteFileAtomic(argv[2], json);
 }
 
 }  // namespace

@@ -6,10 +6,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <vector>
 
+#include "base/env.h"
 #include "ops/cuda/bench.h"
 #include "ops/cuda/bench_kernels.h"
 #include "ops/cuda/cublas_peer.h"
@@ -175,11 +175,7 @@ Status Main(int argc, char** argv) {
     return Ok();
   }
   json += "\n]}\n";
-  std::FILE* file = std::fopen(argv[2], "w");
-  if (file == nullptr) return Errno("open", argv[2], errno);
-  std::fputs(json.c_str(), file);
-  std::fclose(file);
-  return Ok();
+  return Env::Real()->WriteFileAtomic(argv[2], json);
 }
 
 }  // namespace

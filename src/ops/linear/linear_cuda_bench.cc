@@ -8,7 +8,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/env.h"
 #include "ops/cuda/bench.h"
 #include "ops/cuda/bench_kernels.h"
 #include "ops/cuda/cublas_peer.h"
@@ -453,10 +453,7 @@ Status Table(Bench& bench, const Buffers& b, const cuda::CublasPeer& peer, const
         r.differing_words);
   }
   json += "\n]}\n";
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) return Errno("open", path, errno);
-  std::fputs(json.c_str(), file);
-  std::fclose(file);
+  TARE_RETURN_IF_ERROR(Env::Real()->WriteFileAtomic(path, json));
   int64_t differing = row0_changes;
   for (const Row& r : rows) differing += r.differing_words;
   if (differing != 0) return Error(Code::kInternal, "bits differ: see the table");
