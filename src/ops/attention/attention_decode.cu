@@ -83,42 +83,20 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
     const Place place =
         Locate(f.num_runs, item / f.kv_heads, [&](int r) { return UnitsOf(f, f.runs[r]); });
     if (place.run < 0) return;
-    const Run run = f.runs[place.run];
-    const int splits = SplitsOf(f, run);
-    const int flat0 = static_cast<int>(place.index) / splits * kRows;
-    const int count = min(kRows, static_cast<int>(FlatRows(run, f.group)) - flat0);
-    const int first_split =
-        f.window == 0 ? 0 : max(0, static_cast<int>(run.position) - f.window + 1) / f.kv_split;
-    const int split = first_split + static_cast<int>(place.index) % splits;
-    const auto token = [&](int row) { return (flat0 + min(row, count - 1)) / f.group; };
-    const auto head = [&](int row) {
-      return kv_head * f.group + (flat0 + min(row, count - 1)) % f.group;
-    };
-    const auto high_of = [&](int row) { return static_cast<int>(run.position) + token(row); };
-    const auto low_of = [&](int row) {
-      return f.window == 0 ? 0 : max(0, high_of(row) - f.window + 1);
-    };
-    // Keys of this split that some row sees; there may be none (a window's edge, a block's low
-    // rows).
-    const int from = max(split * f.kv_split, low_of(0) / kTile * kTile);
-    const int to = min((split + 1) * f.kv_split - 1, high_of(count - 1));
-    const int tiles = to < from ? 0 : to / kTile - from / kTile + 1;
+    const DecodeItem d =
+        MakeDecodeItem(f, f.runs[place.run], kv_head, static_cast<int>(place.index));
+    const Run& run = d.run;
+    const int splits = d.splits, count = d.count, to = d.to;
+    const int tiles = d.Tiles();
 
     __syncthreads();  // the item before is done with shared memory
-    for (int i = thread; i < kRows * kD / 8; i += kThreads) {
-      const int row = i / (kD / 8), piece = i % (kD / 8);
-      const auto* at = static_cast<const __nv_bfloat16*>(f.q) +
-                       (run.q_begin + token(row)) * f.q_stride +
-                       static_cast<int64_t>(head(row)) * kD + piece * 8;
-      *reinterpret_cast<uint4*>(q_rows + row * (kD + 8) + piece * 8) =
-          *reinterpret_cast<const uint4*>(at);
-    }
+    CopyQueryRows<kD, kThreads>(d, q_rows);
     const auto find_rows = [&](int tile) {
-      const int key = min(from / kTile * kTile + tile * kTile + thread, to);
+      const int key = min(d.FirstKey() + tile * kTile + thread, to);
       key_rows[tile % (kStages + 1) * kTile + thread] = static_cast<int>(KeyRow(f, run, key));
     };
     const auto keys_of = [&](int tile) {
-      return min(kTile, to + 1 - (from / kTile * kTile + tile * kTile));
+      return min(kTile, to + 1 - (d.FirstKey() + tile * kTile));
     };
     // One group of copies a tile for K, one for V, empty past the end, so that counts stay.
     const auto load = [&](int tile, bool value) {
@@ -149,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
     // Softmax: 16 threads a row, 8 neighbouring keys each; they all hold r. The row sums belong to
     // warp 0, lane (row, quad lane).
     const int soft_row = thread / 16, soft_key = thread % 16 * 8;
-    const int soft_low = low_of(soft_row), soft_high = high_of(soft_row);
+    const int soft_low = d.Low(soft_row), soft_high = d.High(soft_row);
     float r = -kInfinity, l = 0.0f;
     constexpr int kBlocks = kD / 64;  // blocks of 16 head elements a warp owns
     float o[kBlocks][4];
@@ -160,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
     }
 
     for (int tile = 0; tile < tiles; ++tile) {
-      const int tile0 = from / kTile * kTile + tile * kTile;
+      const int tile0 = d.FirstKey() + tile * kTile;
       const uint32_t k_at = base + 2 * (tile % kStages) * L::kKv, v_at = k_at + L::kKv;
       if (tile + kStages < tiles) find_rows(tile + kStages);
       sm90::CopyWait<2 * kStages - 1>();  // K is there
@@ -280,11 +258,11 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
       continue;
     }
     if (thread < count) {
-      const RowEnd end = EndRow(ref[thread], sum[thread], f.sink, head(thread));
+      const RowEnd end = EndRow(ref[thread], sum[thread], f.sink, d.Head(thread));
       end_f[thread] = end.f;
       end_inverse[thread] = end.inverse;
       if (f.lse2 != nullptr)
-        f.lse2[(run.q_begin + token(thread)) * f.q_heads + head(thread)] = end.lse2;
+        f.lse2[(run.q_begin + d.Token(thread)) * f.q_heads + d.Head(thread)] = end.lse2;
     }
     __syncthreads();
 #pragma unroll
@@ -296,8 +274,8 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 3 : 1)
         float x = o[i][e];
         if (f.sink != nullptr) x = __fmul_rn(x, end_f[row]);
         x = __fadd_rn(__fmul_rn(x, end_inverse[row]), 0.0f);
-        static_cast<__nv_bfloat16*>(f.out)[(run.q_begin + token(row)) * f.out_stride +
-                                           static_cast<int64_t>(head(row)) * kD +
+        static_cast<__nv_bfloat16*>(f.out)[(run.q_begin + d.Token(row)) * f.out_stride +
+                                           static_cast<int64_t>(d.Head(row)) * kD +
                                            (warp * kBlocks + i) * 16 + g + 8 * (e / 2)] =
             __float2bfloat16_rn(x);
       }

@@ -77,26 +77,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
     const Place place =
         Locate(f.num_runs, item / f.kv_heads, [&](int r) { return UnitsOf(f, f.runs[r]); });
     if (place.run < 0) return;  // the whole cluster
-    const Run run = f.runs[place.run];
-    const int splits = SplitsOf(f, run);
-    const int flat0 = static_cast<int>(place.index) / splits * kRows;
-    const int count = min(kRows, static_cast<int>(FlatRows(run, f.group)) - flat0);
-    const int first_split =
-        f.window == 0 ? 0 : max(0, static_cast<int>(run.position) - f.window + 1) / f.kv_split;
-    const int split = first_split + static_cast<int>(place.index) % splits;
-    const auto token = [&](int row) { return (flat0 + min(row, count - 1)) / f.group; };
-    const auto head = [&](int row) {
-      return kv_head * f.group + (flat0 + min(row, count - 1)) % f.group;
-    };
-    const auto high_of = [&](int row) { return static_cast<int>(run.position) + token(row); };
-    const auto low_of = [&](int row) {
-      return f.window == 0 ? 0 : max(0, high_of(row) - f.window + 1);
-    };
-    // Keys of this split that some row sees; there may be none.
-    const int from = max(split * f.kv_split, low_of(0) / kTile * kTile);
-    const int to = min((split + 1) * f.kv_split - 1, high_of(count - 1));
-    const int first_key = from / kTile * kTile;
-    const int tiles = to < from ? 0 : to / kTile - from / kTile + 1;
+    const DecodeItem d =
+        MakeDecodeItem(f, f.runs[place.run], kv_head, static_cast<int>(place.index));
+    const Run& run = d.run;
+    const int splits = d.splits, count = d.count, to = d.to;
+    const int first_key = d.FirstKey(), tiles = d.Tiles();
     const int keys = tiles == 0 ? 0 : to + 1 - first_key;
 
     for (int k = thread; k < tiles * kTile; k += kThreads)
@@ -124,14 +109,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
       }
     }
     sm90::CopyCommit();
-    for (int i = thread; i < kRows * kD / 8; i += kThreads) {
-      const int row = i / (kD / 8), piece = i % (kD / 8);
-      const auto* at = static_cast<const __nv_bfloat16*>(f.q) +
-                       (run.q_begin + token(row)) * f.q_stride +
-                       static_cast<int64_t>(head(row)) * kD + piece * 8;
-      *reinterpret_cast<uint4*>(q_rows + row * (kD + 8) + piece * 8) =
-          *reinterpret_cast<const uint4*>(at);
-    }
+    CopyQueryRows<kD, kThreads>(d, q_rows);
     sm90::CopyWait<1>();  // K is there
     __syncthreads();
 
@@ -164,7 +142,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
     // Softmax, the same in all four: 16 threads a row, 8 neighbouring keys of each tile each.
     {
       const int row = thread / 16, key0 = thread % 16 * 8;
-      const int low = low_of(row), high = high_of(row);
+      const int low = d.Low(row), high = d.High(row);
       const uint32_t mine = base + L::kScores + static_cast<uint32_t>(row * kScorePitch + key0) * 4;
       float x[kTiles][8];
 #pragma unroll
@@ -264,11 +242,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
       }
     } else {
       if (thread < count) {
-        const RowEnd end = EndRow(ref[thread], sum[thread], f.sink, head(thread));
+        const RowEnd end = EndRow(ref[thread], sum[thread], f.sink, d.Head(thread));
         end_f[thread] = end.f;
         end_inverse[thread] = end.inverse;
         if (rank == 0 && f.lse2 != nullptr)
-          f.lse2[(run.q_begin + token(thread)) * f.q_heads + head(thread)] = end.lse2;
+          f.lse2[(run.q_begin + d.Token(thread)) * f.q_heads + d.Head(thread)] = end.lse2;
       }
       __syncthreads();
 #pragma unroll
@@ -278,8 +256,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
         float x = o[e];
         if (f.sink != nullptr) x = __fmul_rn(x, end_f[row]);
         x = __fadd_rn(__fmul_rn(x, end_inverse[row]), 0.0f);
-        static_cast<__nv_bfloat16*>(f.out)[(run.q_begin + token(row)) * f.out_stride +
-                                           static_cast<int64_t>(head(row)) * kD + column(e)] =
+        static_cast<__nv_bfloat16*>(f.out)[(run.q_begin + d.Token(row)) * f.out_stride +
+                                           static_cast<int64_t>(d.Head(row)) * kD + column(e)] =
             __float2bfloat16_rn(x);
       }
     }
