@@ -33,8 +33,6 @@ ELSEWHERE = {
     "engine.partial_block_hit": "acts in the engine's cache: the invariance matrix",
     "sampling.seed_by_batch_row": "moves which token is sampled, not its logprob: the invariance matrix",
     "sampling.top_k_ties_highest": "moves which token is sampled, not its logprob: sampling's own tests",
-    "router.decision_recomputed": "the backward walk hands no logits to the router, so there is nothing to decide anew: "
-                                  "the router's own tests, and a recompute compares decisions (H11)",
 }
 
 

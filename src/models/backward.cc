@@ -443,6 +443,7 @@ Status BackwardPass::Experts(int64_t layer, const Tape::Layer& saved, const Tens
   route.probs = static_cast<const float*>(saved.router_probs.data());
   route.dweights = static_cast<const float*>(dweights.data());
   route.dlogits = dlogits.mutable_data();
+  route.logits = saved.router_logits.data();  // null but under a planted fault
   TARE_RETURN_IF_ERROR(ops::router::Backward(ctx_, RouterParams(c_), route));
   char* second =
       static_cast<char*>(both.mutable_data()) + rows_ * c_.hidden * SizeOf(c_.grad_dtype);

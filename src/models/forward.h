@@ -155,8 +155,9 @@ class Tape {
     Tensor h_mid, rstd_mid, x_mlp;
     Tensor gate_up, act;  // [T, 2I], [T, I]; MoE: [R, ...] in routed order
     Tensor router_ids, router_weights, router_probs, expert_out;  // MoE
-    ops::dispatch::Plan plan;                                     // MoE
-    Tensor token_of, row_of;                                      // MoE: the plan on the device
+    Tensor router_logits;      // only under the planted fault router.decision_recomputed
+    ops::dispatch::Plan plan;  // MoE
+    Tensor token_of, row_of;   // MoE: the plan on the device
   };
   TapeOptions options;
   BatchLayout layout;

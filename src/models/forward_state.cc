@@ -123,10 +123,11 @@ void Scratch::Recycle(Tape* tape) {
 }
 
 void Tape::Layer::ForEach(const std::function<void(Tensor*)>& call) {
-  for (Tensor* t :
-       {&h_in,       &rstd_in,        &x_attn,       &qk,         &rstd_q,   &rstd_k,  &qkv,
-        &attn,       &lse2,           &h_mid,        &rstd_mid,   &x_mlp,    &gate_up, &act,
-        &router_ids, &router_weights, &router_probs, &expert_out, &token_of, &row_of}) {
+  for (Tensor* t : {&h_in,           &rstd_in,      &x_attn,     &qk,       &rstd_q,
+                    &rstd_k,         &qkv,          &attn,       &lse2,     &h_mid,
+                    &rstd_mid,       &x_mlp,        &gate_up,    &act,      &router_ids,
+                    &router_weights, &router_probs, &expert_out, &token_of, &row_of,
+                    &router_logits}) {
     call(t);
   }
 }

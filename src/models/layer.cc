@@ -296,8 +296,12 @@ Status LayerPass::Experts(int64_t layer, const Tensor& x, Tensor* out, Tape::Lay
   const int l = static_cast<int>(layer);
   Reporter& report = *reporter_;
 
-  TARE_ASSIGN_OR_RETURN(Tensor logits,
-                        Buffer("router_logits", nullptr, DType::kF32, {rows, c.experts}));
+  // Backward reads the saved decision; the fault that decides again needs what it was made from.
+  const bool decide_again = fault::Active(ops::router::kRecompute, ctx_.side);
+  TARE_ASSIGN_OR_RETURN(
+      Tensor logits,
+      Buffer("router_logits", saved && decide_again ? &saved->router_logits : nullptr, DType::kF32,
+             {rows, c.experts}));
   TARE_RETURN_IF_ERROR(Linear(RouterLinearParams(c), ids.router, -1, x, &logits));
   TARE_ASSIGN_OR_RETURN(Tensor chosen, Buffer("router_ids", saved ? &saved->router_ids : nullptr,
                                               DType::kI32, {rows, c.top_k}));
