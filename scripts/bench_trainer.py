@@ -9,14 +9,15 @@ production arm, with the native arm, and PyTorch (f32 weights, SDPA, cross entro
 logits, loss.backward()) on the same weights and tokens; the best round of each counts.
   production / torch   PyTorch's time over ours: 1.0 is as fast
   production / native  the native arm's time over the invariant arm's
-With --receipt, of a run of the loop: the share of its wall time that is not model arithmetic (waiting,
-hashing, files, optimizer excluded: it is arithmetic), and the rate of publishing against a plain copy of
-as many bytes on the same disk. Needs torch, safetensors, tokenizers, numpy; prints the load average.
+With --receipt, of a run of the loop: the share of a step's wall time, from one rollout's start to the next,
+that is not model arithmetic (waiting, hashing, files; the optimizer is arithmetic), by step and its median;
+and the rate of publishing against a plain copy of as many bytes on the same disk. Needs torch, safetensors, tokenizers, numpy; prints the load average.
 """
 import argparse
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import tempfile
 import time
@@ -94,15 +95,20 @@ def copy_rate(folder, size):
 
 def loop_figures(path, model):
     receipt = json.loads(path.read_text())
-    events = receipt["events"]
-    wall = (events[-1]["monotonic_ns"] - events[0]["monotonic_ns"]) * 1e-9
+    events, rounds = receipt["events"], receipt["rounds"]
     span = lambda p: (p["ended_ns"] - p["started_ns"]) * 1e-9
-    arithmetic = sum(span(r["rollout"]) + span(r["paths"]["score"]) for r in receipt["rounds"])
-    arithmetic += span(receipt["rounds"][-1]["paths"]["train"])
-    arithmetic += sum((u["forward_backward_ns"] + u["optimizer_ns"]) * 1e-9 for u in receipt["updates"])
+    begun = {e["version"]: e["monotonic_ns"] * 1e-9 for e in events if e["event"] == "rollout"}
+    shares = []
+    for version, (r, u) in enumerate(zip(rounds, receipt["updates"])):
+        arithmetic = span(r["rollout"]) + span(r["paths"]["score"])
+        arithmetic += (u["forward_backward_ns"] + u["optimizer_ns"]) * 1e-9
+        shares.append(1 - arithmetic / (begun[version + 1] - begun[version]))
     size = sum(f.stat().st_size for f in pathlib.Path(model).glob("*.safetensors"))
-    publish = min((u["publish"]["write_ns"] + u["publish"]["update_ns"]) * 1e-9 for u in receipt["updates"])
-    return {"loop_seconds": wall, "not_arithmetic": 1 - arithmetic / wall, "publish_bytes_per_second": size / publish,
+    seconds = [(u["publish"]["write_ns"] + u["publish"]["update_ns"]) * 1e-9 for u in receipt["updates"]]
+    return {"answers_a_step": receipt["config"]["prompts"] * receipt["config"]["group"],
+            "loop_seconds": (events[-1]["monotonic_ns"] - events[0]["monotonic_ns"]) * 1e-9,
+            "not_arithmetic_by_step": shares, "not_arithmetic": statistics.median(shares),
+            "publish_seconds": seconds, "publish_bytes_per_second": size / min(seconds),
             "copy_bytes_per_second": copy_rate(path.parent, size)}
 
 
