@@ -132,6 +132,8 @@ std::string Times(const Json& receipt) {
   row("forward, loss and backward", updates,
       [](const Json& u) { return Milliseconds(u.at("forward_backward_ns")); });
   row("optimizer", updates, [](const Json& u) { return Milliseconds(u.at("optimizer_ns")); });
+  row("hashes of the weights after it", updates,
+      [](const Json& u) { return Milliseconds(u.value("hash_ns", Json(0))); });
   row("publish: write", updates,
       [](const Json& u) { return Milliseconds(u.at("publish").at("write_ns")); });
   row("publish: load in the engine", updates,
