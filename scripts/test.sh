@@ -6,9 +6,10 @@
 #   build     release preset; the CUDA part too where nvcc is found (compile and link)
 #   cpu       every test with the label cpu or multi_rank, the guides' examples among them
 #   demo      the main job on MINI, offline; the tutorial's commands as they stand
+#   sanitize  address and undefined sanitizers over the rooms that read hostile bytes (base, tensor,
+#             compare, the ledger), each of their fuzzers for a few seconds
 #
-# test.sh --sanitize runs address and undefined sanitizers over the rooms that read hostile bytes and
-# each fuzzer for a few seconds; it is not part of the plain run yet. test.sh --slow runs the label
+# test.sh --sanitize runs the last alone, the gates' fuzzers added. test.sh --slow runs the label
 # `slow`, whose dated results are in docs/results/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -72,13 +73,13 @@ if [ "${1:-}" = --slow ]; then
   finish
 fi
 
+# sanitize FOLDER...: the tests below, and the fuzzers of these folders.
 sanitize() {
   note "sanitizers: build"
   # The rooms whose input comes from outside. Fuzzers of the rooms above them need the operators under
   # a sanitizer, which takes longer than all the rest: `cmake --build build/asan --target fuzzers`.
   local fuzzers
-  mapfile -t fuzzers < <(find src/base src/tensor src/compare src/workflow -name '*_fuzz.cc' \
-    -exec basename {} .cc ';' | sort)
+  mapfile -t fuzzers < <(find "$@" -maxdepth 1 -name '*_fuzz.cc' -exec basename {} .cc ';' | sort)
   if scripts/build.sh asan "${fuzzers[@]}" base_test tensor_test compare_test workflow_test; then
     note "sanitizers: tests"
     export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
@@ -97,7 +98,7 @@ sanitize() {
 }
 
 if [ "${1:-}" = --sanitize ]; then
-  sanitize
+  sanitize src/base src/tensor src/compare src/workflow src/workflow/gates
   finish
 fi
 
@@ -117,6 +118,8 @@ fresh=$(mktemp -d)
 run_check "tare demo --model mini" build/release/tare demo --model mini --out "$fresh/demo"
 rm -rf "$fresh"
 run_check "docs/tutorial.md" tools/run_guide.py --tare build/release/tare docs/tutorial.md
+
+sanitize src/base src/tensor src/compare src/workflow
 
 note "done"
 finish

@@ -83,7 +83,7 @@ Result<Json> Assemble(const Json& subject, const LoopRun& run, const Json& loop,
   for (const auto& [name, op] : kSemantics) {
     const auto id = run.contracts.find(op);
     const std::string contract = id == run.contracts.end() ? "none" : id->second.substr(0, 16);
-    const auto side = [&](const Json& identity) {
+    const auto side = [&, op = op](const Json& identity) {
       return fmt::format("{}/{} in {} of {}", op, contract, identity.at("profile").dump(),
                          identity.at("executable").get<std::string>().substr(0, 16));
     };
