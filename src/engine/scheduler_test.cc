@@ -138,6 +138,31 @@ TEST(EngineScheduler, Priorities) {
   EXPECT_EQ(plan.runs[0].sequence->request->priority, 1);
 }
 
+// Too few blocks: the least important gives way, although it was there first and is next in turn.
+TEST(EngineScheduler, TheLeastImportantGivesWay) {
+  Scheduler scheduler(
+      {.block_size = 4, .num_blocks = 4, .max_num_batched_tokens = 64, .max_model_len = 16});
+  const auto step = [&] {
+    const StepPlan plan = scheduler.Schedule(0);
+    scheduler.Computed(plan);
+    for (const ScheduledRun& run : plan.runs)
+      if (run.samples) run.sequence->tokens.push_back(1);
+    return plan;
+  };
+  scheduler.Add(Make(Tokens(0, 8), 8, 5));
+  step();
+  scheduler.Add(Make(Tokens(50, 1), 8, 1));
+  // 3 blocks and 1, all there are, until the first one's token 13 needs another.
+  ASSERT_EQ(step().runs.size(), 2u);
+  for (int i = 0; i < 6 && scheduler.counters().preemptions == 0; ++i) {
+    const StepPlan plan = step();
+    if (scheduler.counters().preemptions == 0) continue;
+    ASSERT_EQ(plan.runs.size(), 1u);
+    EXPECT_EQ(plan.runs[0].sequence->request->priority, 1);
+  }
+  EXPECT_EQ(scheduler.counters().preemptions, 1);
+}
+
 // What can never run is refused with the numbers.
 TEST(EngineScheduler, CanHold) {
   Scheduler scheduler({.block_size = 4, .num_blocks = 4, .max_model_len = 32});

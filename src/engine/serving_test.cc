@@ -359,6 +359,63 @@ TEST_F(ServingTest, StopsWhereTold) {
   EXPECT_GE((*later)["choices"][0]["token_ids"].size(), 20u);
 }
 
+// A stop string of two whole tokens: the first is held back until the second decides, so that no
+// client ever sees a part of it, streamed or not.
+TEST_F(ServingTest, StopStringsOfTwoTokensNeverShow) {
+  const auto s = Serve();
+  Json body{{"prompt", Prompt(7, 8)},
+            {"max_tokens", 40},
+            {"seed", 5},
+            {"ignore_eos", true},
+            {"logprobs", 0}};
+  const auto whole = client::SendJson(At(*s), "POST", "/v1/completions", body);
+  ASSERT_TRUE(whole.ok());
+  const std::string text = (*whole)["choices"][0]["text"];
+  const Json& tokens = (*whole)["choices"][0]["logprobs"]["tokens"];
+  std::string stop;
+  for (size_t i = 5; i + 1 < tokens.size() && stop.empty(); ++i) {
+    const std::string first = tokens[i], both = first + tokens[i + 1].get<std::string>();
+    const size_t at = text.find(both);
+    // Tokens that are whole characters, met here for the first time.
+    if (both.size() > first.size() && at != std::string::npos && at > 0 &&
+        both.find("\xef\xbf\xbd") == std::string::npos) {
+      stop = both;
+    }
+  }
+  ASSERT_FALSE(stop.empty());
+  const std::string want = text.substr(0, text.find(stop));
+  body["stop"] = Json::array({"never here", stop});
+  const auto cut = client::SendJson(At(*s), "POST", "/v1/completions", body);
+  ASSERT_TRUE(cut.ok());
+  EXPECT_EQ((*cut)["choices"][0]["text"], want);
+  body["stream"] = true;
+  const auto raw = client::Send(At(*s), {"POST", "/v1/completions", body.dump()});
+  ASSERT_TRUE(raw.ok());
+  std::string streamed;
+  for (size_t at = 0; at < raw->body.size();) {
+    const size_t end = raw->body.find("\n\n", at);
+    ASSERT_NE(end, std::string::npos);
+    const std::string line = raw->body.substr(at, end - at);
+    at = end + 2;
+    if (line == "data: [DONE]") continue;
+    const Json event = Json::parse(line.substr(6));
+    if (!event["choices"].empty()) streamed += event["choices"][0]["text"].get<std::string>();
+  }
+  EXPECT_EQ(streamed, want);
+}
+
+// The second of two equal prompts takes its whole blocks from the cache, and usage says how many.
+TEST_F(ServingTest, UsageCountsCachedTokens) {
+  const auto s = Serve();
+  const Json body{{"prompt", Prompt(8, 40)}, {"max_tokens", 2}, {"seed", 1}};
+  for (const int64_t cached : {0, 32}) {
+    const auto r = client::SendJson(At(*s), "POST", "/v1/completions", body);
+    ASSERT_TRUE(r.ok()) << r.status().ToString();
+    EXPECT_EQ((*r)["usage"]["prompt_tokens"], 40);
+    EXPECT_EQ((*r)["usage"]["prompt_tokens_details"]["cached_tokens"], cached);
+  }
+}
+
 // Every malformed field is a 400 that names it, and nothing of it reaches the engine.
 TEST_F(ServingTest, RefusalsNameTheField) {
   const auto s = Serve();
