@@ -4,7 +4,7 @@
     python3 tests/loop_faults.py build/release/tare > docs/results/loop-faults.md
 
 Forward faults are planted on one side: first the rollout's, then the trainer's; when neither flips a bit on
-the plain data, on data that is made to expose them (a temperature, prompts longer than a tile, a window and a
+the plain data, on data that is made to expose them (each passes without a fault: a temperature, prompts longer than a tile, a window and a
 KV split, the Hopper profile). Faults of backward, loss and optimizer are planted on the trainer's side and
 shown to `tare train-audit` too. The exit status is 1 when a fault is neither caught nor explained below."""
 
@@ -16,10 +16,10 @@ import tempfile
 
 BACKWARD = {"C7", "C7,C8", "C6,C7"}
 DATA = {
-    "plain": ["--max-tokens", "8"],
-    "temperature 0.7": ["--max-tokens", "8", "--temperature", "0.7"],
-    "600 tokens": ["--max-tokens", "8", "--prompt-tokens", "600", "--temperature", "0.7", "--prompts", "1"],
-    "Hopper profile": ["--max-tokens", "6", "--profile", "sm90-mma"],
+    "plain": ["--prompts", "2", "--max-tokens", "8"],
+    "temperature 0.7": ["--prompts", "2", "--max-tokens", "8", "--temperature", "0.7"],
+    "600 tokens": ["--prompts", "2", "--max-tokens", "8", "--prompt-tokens", "600"],
+    "Hopper profile": ["--prompts", "2", "--max-tokens", "6", "--profile", "sm90-mma"],
 }
 # What MINI in this loop cannot show, and where it is shown instead.
 ELSEWHERE = {
@@ -56,14 +56,18 @@ def main():
             nonlocal count
             count += 1
             out = f"{root}/{count}"
-            arguments = ["--prompts", "2", "--group", "3"] + DATA[data]
-            run = subprocess.run([tare, "rl", "run", mini, "--out", out, "--fault", f"{name}@{side}"] + arguments,
-                                 capture_output=True)
+            arguments = ["--group", "3"] + DATA[data]
+            planted = ["--fault", f"{name}@{side}"] if name else []
+            run = subprocess.run([tare, "rl", "run", mini, "--out", out] + planted + arguments, capture_output=True)
             path = pathlib.Path(out, "verdict.json")
             if not path.exists():
-                return {"verdict": f"exit {run.returncode}", "reason": "", "comparisons": []}
+                sys.exit(f"{name}@{side}, {data}: no verdict, status {run.returncode}: {run.stderr.decode()[-500:]}")
             return json.loads(path.read_text())
 
+        for data in DATA:
+            verdict = loop(None, None, data)
+            if verdict["verdict"] != "pass":
+                sys.exit(f"{data}: {verdict['verdict']} {verdict['reason']} without a fault, so it can show none")
         for fault in faults:
             name, gates = fault["name"], fault["gates"]
             backward = gates in BACKWARD
