@@ -107,6 +107,9 @@ int Run(const Options& o) {
     }
     config.task = "arithmetic";
     config.prompts = 4;
+    // Questions of which the model gets some right under either profile: those of seed 1 are easy,
+    // and under sm90-mma all answers to each were right or wrong after one update.
+    config.seed = 2;
     config.max_tokens = 14;
     config.lr = 2e-5;
     config.recompute = true;  // both processes together stay below 4 GiB
