@@ -139,7 +139,7 @@ tests_of() {
     sed 's/ *#.*//' | awk '/^[^ ]/ {suite = $1; next} /^  / {print suite $1}'
 }
 
-results='^\[  (     OK|FAILED|PASSED|SKIPPED)|Failure|golden|calls equal|digest'
+results='^\[  (     OK|FAILED|PASSED|SKIPPED)|Failure|golden|calls equal|digest|^launch '
 for test in "$build"/tests/*_test; do
   [ -x "$test" ] || continue
   name=$(basename "$test" _test)

@@ -74,6 +74,12 @@ Status Describe(unsigned long long word) {
       return InvalidArgument("cross_entropy: the loss of token {} is not finite", row);
     case Refusal::kCrossEntropyGradient:
       return InvalidArgument("cross_entropy: the gradient of token {} is not finite", row);
+    case Refusal::kGradNormNotFinite:
+      return InvalidArgument(
+          "grad_norm: the square sum of leaf {} is not finite (leaves of all gradients, in the "
+          "order "
+          "of names, rows and blocks)",
+          row);
   }
   return Error(Code::kInternal, "a kernel left the refusal {:#018x}", word);
 }

@@ -43,6 +43,7 @@ enum class Refusal : uint8_t {
   kQuantizeNotFinite,
   kCrossEntropyLoss,
   kCrossEntropyGradient,
+  kGradNormNotFinite,
 };
 
 // All ones, or row << 32 | column << 8 | Refusal. Device memory of the calling thread's device.

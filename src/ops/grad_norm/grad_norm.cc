@@ -108,16 +108,28 @@ Contract ContractOf() {
   return c;
 }
 
-#ifdef TARE_WITH_CUDA
 namespace {
 
-Result<Norm> ComputeCuda(const Ctx& ctx, std::span<const Entry> entries, int64_t total,
-                         float max_norm) {
-  Norm norm;
-  if (total == 0) {
-    if (max_norm > 0.0f) norm.factor = std::min(1.0f, max_norm / 1e-6f);
-    return norm;
+// Names, shapes and the limit; the number of leaves.
+Result<int64_t> CheckEntries(std::span<const Entry> entries, float max_norm) {
+  if (max_norm != max_norm) return InvalidArgument("grad_norm: max_norm is NaN");
+  int64_t total = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Entry& e = entries[i];
+    if (i > 0 && e.name <= entries[i - 1].name) {
+      return InvalidArgument("grad_norm: '{}' after '{}'; names must be distinct and in byte order",
+                             e.name, entries[i - 1].name);
+    }
+    if (e.rows < 0 || e.cols < 0)
+      return InvalidArgument("grad_norm: '{}' is [{}, {}]", e.name, e.rows, e.cols);
+    total += e.rows * BlocksPerRow(e.cols);
   }
+  return total;
+}
+
+#ifdef TARE_WITH_CUDA
+// All leaves into the workspace.
+Status LeavesOfAll(const Ctx& ctx, std::span<const Entry> entries, int64_t total) {
   if (ctx.workspace == nullptr || ctx.workspace_bytes < WorkspaceBytesCuda(total)) {
     return InvalidArgument("grad_norm: ctx.workspace has {} bytes; WorkspaceBytes says {}",
                            ctx.workspace_bytes, WorkspaceBytesCuda(total));
@@ -127,6 +139,17 @@ Result<Norm> ComputeCuda(const Ctx& ctx, std::span<const Entry> entries, int64_t
     TARE_RETURN_IF_ERROR(Leaves(ctx, e, 0, e.rows, static_cast<float*>(ctx.workspace) + at));
     at += e.rows * BlocksPerRow(e.cols);
   }
+  return Ok();
+}
+
+Result<Norm> ComputeCuda(const Ctx& ctx, std::span<const Entry> entries, int64_t total,
+                         float max_norm) {
+  Norm norm;
+  if (total == 0) {
+    if (max_norm > 0.0f) norm.factor = std::min(1.0f, max_norm / 1e-6f);
+    return norm;
+  }
+  TARE_RETURN_IF_ERROR(LeavesOfAll(ctx, entries, total));
   int64_t bad = -1;
   TARE_RETURN_IF_ERROR(TreeCuda(ctx, total, &norm.sum_of_squares, &bad));
   for (const Entry& e : entries) {
@@ -147,24 +170,30 @@ Result<Norm> ComputeCuda(const Ctx& ctx, std::span<const Entry> entries, int64_t
   if (max_norm > 0.0f) norm.factor = std::min(1.0f, max_norm / (clip_norm + 1e-6f));
   return norm;
 }
+#endif
 
 }  // namespace
+
+Status ComputeOnDevice(const Ctx& ctx, std::span<const Entry> entries, float max_norm,
+                       float* result) {
+  if (ctx.device != Device::kCuda)
+    return Unsupported("grad_norm: ComputeOnDevice is for CUDA; Compute serves every device");
+#ifdef TARE_WITH_CUDA
+  TARE_ASSIGN_OR_RETURN(const int64_t total, CheckEntries(entries, max_norm));
+  TARE_RETURN_IF_ERROR(CheckPointer("grad_norm", "result", result, 2));
+  if (total == 0) return InvalidArgument("grad_norm: no gradient has an element");
+  TARE_RETURN_IF_ERROR(LeavesOfAll(ctx, entries, total));
+  const bool shard = fault::Active(kShardNorm, ctx.side) && total > 1;
+  return FinishCuda(ctx, total, shard ? total / 2 : total, max_norm, result);
+#else
+  (void)entries, (void)max_norm, (void)result;
+  return Unsupported("grad_norm: this build has no CUDA part");
 #endif
+}
 
 Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_norm) {
   TARE_RETURN_IF_ERROR(CheckDevice("grad_norm", ctx));
-  if (max_norm != max_norm) return InvalidArgument("grad_norm: max_norm is NaN");
-  int64_t total = 0;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const Entry& e = entries[i];
-    if (i > 0 && e.name <= entries[i - 1].name) {
-      return InvalidArgument("grad_norm: '{}' after '{}'; names must be distinct and in byte order",
-                             e.name, entries[i - 1].name);
-    }
-    if (e.rows < 0 || e.cols < 0)
-      return InvalidArgument("grad_norm: '{}' is [{}, {}]", e.name, e.rows, e.cols);
-    total += e.rows * BlocksPerRow(e.cols);
-  }
+  TARE_ASSIGN_OR_RETURN(const int64_t total, CheckEntries(entries, max_norm));
 #ifdef TARE_WITH_CUDA
   if (ctx.device == Device::kCuda) return ComputeCuda(ctx, entries, total, max_norm);
 #endif

@@ -96,9 +96,15 @@ Status LeavesCuda(const Ctx& ctx, const Entry& e, int64_t begin, int64_t end, fl
   return vec ? run(&grad_norm_leaves_kernel<true>) : run(&grad_norm_leaves_kernel<false>);
 }
 
-// The tree over leaves [0, count) of the workspace, on the host: waits for the stream. `bad` is the
-// lowest leaf that is not finite, or -1.
-Status TreeCuda(const Ctx& ctx, int64_t count, double* sum, int64_t* bad) {
+namespace {
+
+// Where the tree over leaves [0, count) of the workspace stands once the stream has come so far:
+// its sum, and the lowest leaf that is not finite or all ones.
+struct Whole {
+  const double* sum;
+  const unsigned long long* bad;
+};
+Status TreeInWorkspace(const Ctx& ctx, int64_t count, Whole* whole) {
   auto* leaves = static_cast<float*>(ctx.workspace);
   auto* levels =
       reinterpret_cast<double*>(static_cast<uint8_t*>(ctx.workspace) + (count * 4 + 7) / 8 * 8);
@@ -117,13 +123,50 @@ Status TreeCuda(const Ctx& ctx, int64_t count, double* sum, int64_t* bad) {
     TARE_RETURN_IF_ERROR(Launched());
     to = next;
   }
+  *whole = {to, word};
+  return Ok();
+}
+
+__device__ __forceinline__ float NormOf(double sum) { return static_cast<float>(__dsqrt_rn(sum)); }
+
+// One thread. With `first` the norm, the refusal and the factor; else the factor alone.
+__global__ void grad_norm_finish_kernel(Whole whole, bool first, float max_norm,
+                                        unsigned long long* refused, float* result) {
+  const bool bad = *whole.bad != ~0ull;
+  if (bad && first) Refuse(refused, Refusal::kGradNormNotFinite, static_cast<int64_t>(*whole.bad));
+  const float norm = bad ? numerics::CanonicalNan() : NormOf(*whole.sum);
+  if (first) result[0] = norm;
+  const float limit = Div(max_norm, Add(norm, 1e-6f));
+  result[1] = bad ? norm : max_norm > 0.0f && limit < 1.0f ? limit : 1.0f;
+}
+
+}  // namespace
+
+// The tree on the host: waits for the stream. `bad` is the lowest leaf that is not finite, or -1.
+Status TreeCuda(const Ctx& ctx, int64_t count, double* sum, int64_t* bad) {
+  Whole whole;
+  TARE_RETURN_IF_ERROR(TreeInWorkspace(ctx, count, &whole));
   unsigned long long first_bad = 0;
-  TARE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(sum, to, 8, cudaMemcpyDeviceToHost, Stream(ctx)));
   TARE_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(&first_bad, word, 8, cudaMemcpyDeviceToHost, Stream(ctx)));
+      cudaMemcpyAsync(sum, whole.sum, 8, cudaMemcpyDeviceToHost, Stream(ctx)));
+  TARE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(&first_bad, whole.bad, 8, cudaMemcpyDeviceToHost, Stream(ctx)));
   TARE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(Stream(ctx)));
   *bad = first_bad == ~0ull ? -1 : static_cast<int64_t>(first_bad);
   return Ok();
+}
+
+Status FinishCuda(const Ctx& ctx, int64_t count, int64_t clip_count, float max_norm,
+                  float* result) {
+  TARE_ASSIGN_OR_RETURN(unsigned long long* const refused, RefusalWord());
+  Whole whole;
+  TARE_RETURN_IF_ERROR(TreeInWorkspace(ctx, count, &whole));
+  grad_norm_finish_kernel<<<1, 1, 0, Stream(ctx)>>>(whole, true, max_norm, refused, result);
+  TARE_RETURN_IF_ERROR(Launched());
+  if (clip_count == count) return Ok();
+  TARE_RETURN_IF_ERROR(TreeInWorkspace(ctx, clip_count, &whole));
+  grad_norm_finish_kernel<<<1, 1, 0, Stream(ctx)>>>(whole, false, max_norm, refused, result);
+  return Launched();
 }
 
 }  // namespace tare::ops::grad_norm

@@ -48,5 +48,10 @@ size_t WorkspaceBytes(const Ctx& ctx, std::span<const Entry> entries);
 // max_norm <= 0 means no clip. Entries in byte order of their names, distinct, else
 // kInvalidArgument. A non-finite gradient is kInvalidArgument that names entry, row and block.
 Result<Norm> Compute(const Ctx& ctx, std::span<const Entry> entries, float max_norm);
+// On a device alone, the same bits without waiting, so that the call can be captured: result[0] is
+// the norm, result[1] the factor, in device memory. A leaf that is not finite is refused as kernels
+// refuse (ops/cuda/refusal.h), by its place among all leaves; both results are then NaN.
+Status ComputeOnDevice(const Ctx& ctx, std::span<const Entry> entries, float max_norm,
+                       float* result);
 
 }  // namespace tare::ops::grad_norm

@@ -13,4 +13,8 @@ Status LeavesCuda(const Ctx& ctx, const Entry& entry, int64_t begin, int64_t end
 // finite, or -1. Waits for the stream.
 Status TreeCuda(const Ctx& ctx, int64_t count, double* sum, int64_t* bad);
 
+// The same tree, then norm and factor of it into result[0] and [1]; the factor's tree is over the
+// first `clip_count` leaves (all of them but for a planted fault; more than none). Does not wait.
+Status FinishCuda(const Ctx& ctx, int64_t count, int64_t clip_count, float max_norm, float* result);
+
 }  // namespace tare::ops::grad_norm
