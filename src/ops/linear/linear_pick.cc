@@ -24,11 +24,11 @@ std::span<const GemmConfig> Configs(Pass pass) {
   return {};
 }
 
-// Units up to which the f32 output goes through memory for each; with more it stays in registers.
-constexpr int kMostUnitsThroughMemory = 1;
+// Units up to which the f32 output may go through memory for each; with more it stays in registers.
+constexpr int kMostUnitsThroughMemory = 2;
 
 bool Holds(const GemmConfig& c, Pass pass, int chains) {
-  if (pass == Pass::kDw) return (c.levels == 0) == (chains <= kMostUnitsThroughMemory);
+  if (pass == Pass::kDw) return c.levels == 1 || chains <= kMostUnitsThroughMemory;
   return (1 << c.levels) >= chains;
 }
 
@@ -41,7 +41,9 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // waves; ties go to fewer tiles. Decode is bound by memory whatever the tile: there the narrowest
 // tile that still fits one wave brings the most SMs to bear, and beyond one wave 96 columns
 // measured best.
-double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, const Arch& arch) {
+// dW was measured to follow the matrix unit alone, and to lose a sixteenth of 128 x 256 for each
+// unit after the first that goes through memory.
+double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, int chains, const Arch& arch) {
   const int64_t at_once = std::max<int64_t>(1, arch.sms / c.cluster());
   const int64_t tiles = CeilDiv(m, c.bm * c.cluster_m) * CeilDiv(n, c.bn * c.cluster_n);
   const int64_t waves = CeilDiv(tiles, at_once);
@@ -49,7 +51,9 @@ double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, const Arch& ar
   const double shared = (4 * (c.bm / 64) * (2048 + 32 * c.bn) + 128 * (c.bm + c.bn)) / 128.0;
   double cost =
       static_cast<double>(waves) * (std::max(compute, shared) * (1 + 0.05 * c.levels) + 30);
-  const bool few = pass != Pass::kDw && m <= 64;
+  if (pass == Pass::kDw)
+    return static_cast<double>(waves) * (compute + 30 + (c.levels == 0 ? 64 * (chains - 1) : 0));
+  const bool few = m <= 64;
   // One consumer warpgroup is for few rows, two are for more.
   if (few != (c.consumers == 1)) return 1e9 + cost;
   if (few && pass == Pass::kForward && waves > 1) cost = 1e6 - c.bn;
@@ -89,7 +93,7 @@ Schedule Pick(Pass pass, int64_t m, int64_t n, int64_t k, int chains, const Arch
   for (int i = 0; i < static_cast<int>(configs.size()); ++i) {
     const GemmConfig& c = configs[static_cast<size_t>(i)];
     if (!Holds(c, pass, chains)) continue;
-    const double cost = Cost(c, pass, m, n, arch);
+    const double cost = Cost(c, pass, m, n, chains, arch);
     if (best.config < 0 || cost < best_cost) {
       best.config = i;
       best_cost = cost;

@@ -43,5 +43,21 @@ TEST(LinearPick, LayerShapesFillTheDevice) {
   EXPECT_EQ(tile(Pass::kDx, 4096, 4096, 6144), "128x256");
 }
 
+// dW: where the wider tile fills its last wave better it goes through memory for each of two units;
+// many units stay in registers whatever the waves.
+TEST(LinearPick, GradientTilesFollowWavesAndUnits) {
+  const auto tile = [](int64_t m, int64_t n, int units) {
+    const Schedule s = Pick(Pass::kDw, m, n, 4096 * units, units, Arch{.sms = 132});
+    return fmt::format("{}x{}", s.gemm().bm, s.gemm().bn);
+  };
+  EXPECT_EQ(tile(4096, 4096, 1), "128x256");
+  EXPECT_EQ(tile(24576, 4096, 1), "128x256");
+  EXPECT_EQ(tile(4096, 4096, 2), "128x256");
+  EXPECT_EQ(tile(6144, 4096, 2), "128x192");
+  EXPECT_EQ(tile(24576, 4096, 2), "128x192");
+  EXPECT_EQ(tile(4096, 12288, 2), "128x192");
+  EXPECT_EQ(tile(4096, 4096, 40), "128x192");
+}
+
 }  // namespace
 }  // namespace tare::ops::linear::gpu
