@@ -1,6 +1,7 @@
 #pragma once
 
-// cuBLAS as the opponent in benches, loaded at run time so that nothing of Tare links against it.
+// cuBLAS as the native arm of the operators (BatchInvariance::kOff) and so the opponent in benches,
+// loaded at run time: nothing of Tare links against it.
 
 #include <cuda_runtime_api.h>
 
@@ -40,6 +41,10 @@ class CublasPeer {
   // Empty groups are left out. Allocates the addresses; freed with the process.
   Result<Groups> MakeGroups(bool trans_b, int64_t n, int64_t k,
                             std::span<const Group> groups) const;
+  // The same without addresses on the device: `addresses` gets what must lie there.
+  static Groups HostGroups(bool trans_b, int64_t n, int64_t k, std::span<const Group> groups,
+                           std::vector<const void*>* addresses);
+  bool has_grouped() const { return grouped_ != nullptr; }
   Status GemmGrouped(cudaStream_t stream, const Groups& groups) const;  // bf16, not accumulated
   const std::string& version() const { return version_; }
 
@@ -52,5 +57,8 @@ class CublasPeer {
   void* workspace_ = nullptr;
   std::string version_;
 };
+
+// The one that the native arms of this thread share.
+Result<const CublasPeer*> NativePeer();
 
 }  // namespace tare::ops::cuda

@@ -82,13 +82,15 @@ Status CublasPeer::Gemm(cudaStream_t stream, bool trans_a, bool trans_b, int64_t
   return Ok();
 }
 
-Result<CublasPeer::Groups> CublasPeer::MakeGroups(bool trans_b, int64_t n, int64_t k,
-                                                  std::span<const Group> groups) const {
+CublasPeer::Groups CublasPeer::HostGroups(bool trans_b, int64_t n, int64_t k,
+                                          std::span<const Group> groups,
+                                          std::vector<const void*>* addresses) {
   Groups g;
-  std::vector<const void*> as, bs, ds;
+  std::vector<const void*> as, ds;
+  addresses->clear();
   for (const Group& group : groups) {
     if (group.m == 0) continue;
-    as.push_back(group.a), bs.push_back(group.b), ds.push_back(group.d);
+    as.push_back(group.a), addresses->push_back(group.b), ds.push_back(group.d);
     // Column-major: d as [n, m] = b a, as in Gemm.
     g.n.push_back(static_cast<int>(n)), g.m.push_back(static_cast<int>(group.m));
     g.k.push_back(static_cast<int>(k));
@@ -97,14 +99,27 @@ Result<CublasPeer::Groups> CublasPeer::MakeGroups(bool trans_b, int64_t n, int64
     g.ldc.push_back(static_cast<int>(n));
     g.alpha.push_back(1.0f), g.beta.push_back(0.0f), g.size.push_back(1);
   }
-  bs.insert(bs.end(), as.begin(), as.end());
-  bs.insert(bs.end(), ds.begin(), ds.end());
+  addresses->insert(addresses->end(), as.begin(), as.end());
+  addresses->insert(addresses->end(), ds.begin(), ds.end());
+  return g;
+}
+
+Result<CublasPeer::Groups> CublasPeer::MakeGroups(bool trans_b, int64_t n, int64_t k,
+                                                  std::span<const Group> groups) const {
+  std::vector<const void*> on_host;
+  Groups g = HostGroups(trans_b, n, k, groups, &on_host);
   void* addresses = nullptr;
-  TARE_CUDA_RETURN_IF_ERROR(cudaMalloc(&addresses, bs.size() * sizeof(void*) + 1));
-  TARE_CUDA_RETURN_IF_ERROR(
-      cudaMemcpy(addresses, bs.data(), bs.size() * sizeof(void*), cudaMemcpyHostToDevice));
+  TARE_CUDA_RETURN_IF_ERROR(cudaMalloc(&addresses, on_host.size() * sizeof(void*) + 1));
+  TARE_CUDA_RETURN_IF_ERROR(cudaMemcpy(addresses, on_host.data(), on_host.size() * sizeof(void*),
+                                       cudaMemcpyHostToDevice));
   g.addresses = static_cast<const void**>(addresses);
   return g;
+}
+
+Result<const CublasPeer*> NativePeer() {
+  thread_local Result<CublasPeer> peer = CublasPeer::Open();
+  TARE_RETURN_IF_ERROR(peer.status());
+  return &*peer;
 }
 
 Status CublasPeer::GemmGrouped(cudaStream_t stream, const Groups& g) const {

@@ -163,6 +163,14 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+struct Pointers {
+  const void* p[kMostPointers];
+};
+__global__ void __launch_bounds__(kMostPointers)
+    write_pointers_kernel(const __grid_constant__ Pointers from, int count, const void** to) {
+  if (static_cast<int>(threadIdx.x) < count) to[threadIdx.x] = from.p[threadIdx.x];
+}
+
 }  // namespace
 
 bool CanUse(const Problem& p) {
@@ -250,6 +258,17 @@ Status LaunchGather(const void* from, int64_t stride, const int32_t* rows, int64
   } else {
     run(uint16_t{});
   }
+  TARE_CUDA_RETURN_IF_ERROR(cudaGetLastError());
+  return Ok();
+}
+
+Status LaunchPointers(std::span<const void* const> pointers, const void** to, StreamHandle stream) {
+  if (pointers.size() > kMostPointers)
+    return Unsupported("grouped_linear: {} pointers; at most {}", pointers.size(), kMostPointers);
+  Pointers list = {};
+  std::copy(pointers.begin(), pointers.end(), list.p);
+  write_pointers_kernel<<<1, kMostPointers, 0, static_cast<cudaStream_t>(stream)>>>(
+      list, static_cast<int>(pointers.size()), to);
   TARE_CUDA_RETURN_IF_ERROR(cudaGetLastError());
   return Ok();
 }

@@ -34,4 +34,8 @@ Status Launch(const Problem& p, StreamHandle stream, std::string* config);
 Status LaunchGather(const void* from, int64_t from_stride_bytes, const int32_t* rows, int64_t count,
                     int64_t row_bytes, void* to, StreamHandle stream);
 
+// to[i] = pointers[i], without a copy from host memory: a captured call can be replayed.
+constexpr int kMostPointers = 768;
+Status LaunchPointers(std::span<const void* const> pointers, const void** to, StreamHandle stream);
+
 }  // namespace tare::ops::grouped_linear::gpu

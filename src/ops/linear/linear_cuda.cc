@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/cuda/cublas_peer.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/linear/linear_plain.h"
@@ -29,6 +28,8 @@ Status CheckSizes(const Params& p, int64_t m) {
 // A contraction with the faults that are planted on this side: those that cut k act on the runs and
 // run on the kernels that everyone uses; the others on a plain kernel. `rows`: of the call.
 Status RunWithFaults(const Ctx& ctx, gpu::Contraction c, int64_t rows) {
+  if (ctx.batch_invariance == BatchInvariance::kOff)
+    return gpu::LaunchNative(c, ctx.stream, ctx.trace);
   const gpu::Faults faults = {
       fault::Active(kAccumulateBf16, ctx.side), fault::Active(kSplitFma, ctx.side),
       fault::Active(kReversedK, ctx.side), fault::Active(kBiasAfterCast, ctx.side)};
@@ -71,24 +72,6 @@ std::vector<gpu::Run> Runs(const std::vector<gemm::Group>& groups) {
   return runs;
 }
 
-// The native arm: cuBLAS as its heuristics like it, bits of a row changing with m.
-Status Native(const Ctx& ctx, const Params& p, const gpu::Contraction& c) {
-  if (c.a_dtype != DType::kBF16 || c.b_dtype != DType::kBF16 || c.y_dtype != DType::kBF16 ||
-      c.bias != nullptr || p.segments != 1 || c.a_stride != c.k || c.y_stride != c.n) {
-    return Unsupported(
-        "linear: the native CUDA arm takes contiguous bf16 without bias and segments");
-  }
-  thread_local Result<cuda::CublasPeer> peer = cuda::CublasPeer::Open();
-  TARE_RETURN_IF_ERROR(peer.status());
-  TARE_RETURN_IF_ERROR(peer->Gemm(static_cast<cudaStream_t>(ctx.stream), false, false, c.m, c.n,
-                                  c.k, c.a, c.b, c.y, false, false));
-  if (ctx.trace != nullptr) {
-    ctx.trace->Record({"linear", "linear_fwd_cublas", "version=" + peer->version(),
-                       "bf16,bf16->bf16", fmt::format("M={} N={} K={}", c.m, c.n, c.k)});
-  }
-  return Ok();
-}
-
 }  // namespace
 
 size_t WorkspaceBytesCuda(const Ctx&, const Params&, int64_t) { return 0; }
@@ -120,7 +103,6 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
   c.bias = a.bias;
   c.bias_dtype = p.bias_dtype;
   c.runs = Runs(ForwardGroups(p));
-  if (ctx.batch_invariance == BatchInvariance::kOff) return Native(ctx, p, c);
   return RunWithFaults(ctx, std::move(c), a.m);
 }
 

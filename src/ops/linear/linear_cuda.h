@@ -72,6 +72,10 @@ Status Launch(const Contraction& c, const Schedule& schedule, StreamHandle strea
 // Pick and Launch for the device of the calling thread.
 Status RunContraction(const Contraction& c, StreamHandle stream, LaunchTrace* trace);
 
+// The native arm: cuBLAS, its choice of kernel by shape (linear_native_cuda.cc). dW is one sum over
+// all tokens. kUnsupported for what it does not take: other dtypes, strides, a bias, segments.
+Status LaunchNative(const Contraction& c, StreamHandle stream, LaunchTrace* trace);
+
 // Kernels by index, linear_fwd.cu and linear_bwd.cu.
 const void* ForwardKernel(int config);
 const void* DxKernel(int config);

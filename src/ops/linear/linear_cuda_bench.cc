@@ -1,4 +1,4 @@
-// linear on CUDA against cuBLAS, in one process.
+// linear on CUDA against its native arm, which is cuBLAS, in one process.
 //
 //   linear_cuda_bench bits            every kernel against the generic one, that against integers
 //   linear_cuda_bench bits-small      the same in little memory, for memory checkers
@@ -186,13 +186,15 @@ bool Sensible(const Contraction& c, const GemmConfig& g) {
   return waves < 2.2 * ideal || (c.m <= 256 && g.bn <= 64);
 }
 
-Status Tune(Bench& bench, const Buffers& b, const cuda::CublasPeer& peer, Pass pass, int chains) {
+Status Tune(Bench& bench, const Buffers& b, Pass pass, int chains) {
   for (const Shape2& shape : kShapes) {
     for (const int64_t m : kRows) {
       if (pass != Pass::kForward && m < 4096) continue;
       if (chains > 1 && m != 8 && m != 4096) continue;
       if (chains == kRagged && m != 8192) continue;
       Contraction c = Problem(pass, b, m, shape.n, shape.k, chains);
+      Contraction one = c;  // for the opponent, which knows no segments
+      if (pass != Pass::kDw) one.runs = {{0, static_cast<int>(c.k)}};
       TARE_RETURN_IF_ERROR(Reference(bench, b, c));
       std::vector<Arm> arms;
       std::vector<Schedule> schedules;
@@ -214,11 +216,7 @@ Status Tune(Bench& bench, const Buffers& b, const cuda::CublasPeer& peer, Pass p
               {s.ToString(), [&bench, c, s] { return Launch(c, s, bench.stream(), nullptr); }});
         }
       }
-      arms.push_back({"cublas", [&] {
-                        return peer.Gemm(bench.stream(), pass == Pass::kDw, pass != Pass::kForward,
-                                         c.m, c.n, c.k, c.a, c.b, c.y, pass == Pass::kDw,
-                                         pass == Pass::kDw);
-                      }});
+      arms.push_back({"cublas", [&] { return LaunchNative(one, bench.stream(), nullptr); }});
       const bool big = m >= 4096;
       TARE_ASSIGN_OR_RETURN(const auto times, bench.Time(arms, big ? 3 : 10, big ? 3 : 5));
       const double cublas = times.back().median_us;
@@ -335,8 +333,8 @@ Result<double> CopyBandwidth(Bench& bench, const Buffers& b) {
   return 2.0 * static_cast<double>(kBytes) / (times[0].median_us * 1e-6);
 }
 
-Result<Row> Point(Bench& bench, const Buffers& b, const cuda::CublasPeer& peer,
-                  const std::string& section, const Contraction& c, Bench::Flush flush) {
+Result<Row> Point(Bench& bench, const Buffers& b, const std::string& section, const Contraction& c,
+                  Bench::Flush flush) {
   Row row;
   row.section = section;
   row.shape = fmt::format("M={} N={} K={}", c.m, c.n, c.k);
@@ -344,12 +342,12 @@ Result<Row> Point(Bench& bench, const Buffers& b, const cuda::CublasPeer& peer,
   row.schedule = schedule.ToString();
   TARE_RETURN_IF_ERROR(Reference(bench, b, c));
   TARE_ASSIGN_OR_RETURN(row.differing_words, Differences(bench, b, c, schedule));
+  // The opponent is the operator's native arm. It knows no segments: it has one sum.
+  Contraction one = c;
+  if (c.pass != Pass::kDw) one.runs = {{0, static_cast<int>(c.k)}};
   const std::vector<Arm> arms = {
       {"tare", [&] { return Launch(c, schedule, bench.stream(), nullptr); }},
-      {"cublas", [&] {
-         return peer.Gemm(bench.stream(), c.pass == Pass::kDw, c.pass != Pass::kForward, c.m, c.n,
-                          c.k, c.a, c.b, c.y, c.pass == Pass::kDw, c.pass == Pass::kDw);
-       }}};
+      {"cublas", [&] { return LaunchNative(one, bench.stream(), nullptr); }}};
   const double flops =
       2.0 * static_cast<double>(c.m) * static_cast<double>(c.n) * static_cast<double>(c.k);
   const bool big = flops > 1e11;
@@ -369,7 +367,7 @@ Status Table(Bench& bench, const Buffers& b, const cuda::CublasPeer& peer, const
   std::vector<Row> rows;
   const auto add = [&](const std::string& section, const Contraction& c,
                        Bench::Flush flush) -> Status {
-    TARE_ASSIGN_OR_RETURN(Row row, Point(bench, b, peer, section, c, flush));
+    TARE_ASSIGN_OR_RETURN(Row row, Point(bench, b, section, c, flush));
     std::printf(
         "| %s | %s | %.2f (%.2f-%.2f) | %.2f (%.2f-%.2f) | %.3f | %.2f | %.0f | %lld | %s |\n",
         section.c_str(), row.shape.c_str(), row.peer.median_us, row.peer.low_us, row.peer.high_us,
@@ -472,7 +470,7 @@ Status Main(int argc, char** argv) {
   const std::string pass = argc > 2 ? argv[2] : "fwd";
   const int chains = argc > 3 ? std::atoi(argv[3]) : 1;
   if (mode == "tune") {
-    return Tune(bench, buffers, peer,
+    return Tune(bench, buffers,
                 pass == "fwd"  ? Pass::kForward
                 : pass == "dx" ? Pass::kDx
                                : Pass::kDw,

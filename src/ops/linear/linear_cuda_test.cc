@@ -13,10 +13,12 @@
 #include <random>
 
 #include "base/env.h"
+#include "ops/cuda/cublas_peer.h"
 #include "ops/cuda/sm90_oracle.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/trace.h"
+#include "tensor/convert.h"
 #include "tensor/device_memory.h"
 #include "tensor/safetensors.h"
 #include "tensor/tensor.h"
@@ -443,6 +445,82 @@ TEST_F(LinearCuda, CudaEveryScheduleGivesTheSameBits) {
     }
   }
   EXPECT_GT(compared, 500);
+}
+
+double Relative(const Tensor& want, const Tensor& got) {
+  double difference = 0, size = 0;
+  for (int64_t i = 0; i < want.elements(); ++i) {
+    const auto value = [&](const Tensor& t) {
+      return t.dtype() == DType::kF32 ? t.as<float>()[i] : Bf16ToF32(t.as<uint16_t>()[i]);
+    };
+    const double a = value(want), b = value(got);
+    difference += (a - b) * (a - b), size += a * a;
+  }
+  return std::sqrt(difference / size);
+}
+
+// The switch proves something: with batch invariance off the three products are cuBLAS's, the same
+// to a few roundings, and a row's bits change with its company; dW is one sum over all tokens.
+// One shape with a long sum in the forward, one with a long sum in dx.
+TEST_F(LinearCuda, CudaNativeArmsChangeBitsWithTheBatch) {
+  if (const auto peer = cuda::NativePeer(); !peer.ok()) GTEST_SKIP() << peer.status().ToString();
+  ThreadPool pool(2);
+  constexpr int64_t kMost = 4608;
+  const std::vector<TokenUnit> units = {{0, 4096}, {4096, 512}};
+  struct Results {
+    Tensor y, dx, dw;
+    std::vector<std::string> kernels;
+  };
+  for (const bool long_dx : {false, true}) {
+    std::mt19937 rng(12);
+    Params p;
+    p.n = long_dx ? 8192 : 1024, p.k = long_dx ? 1024 : 4096;
+    p.y_dtype = p.dx_dtype = DType::kF32;
+    const Tensor x = To(Random(DType::kBF16, {kMost, p.k}, rng), Device::kCuda);
+    const Tensor dy = To(Random(DType::kBF16, {kMost, p.n}, rng), Device::kCuda);
+    const Tensor w = To(Random(DType::kBF16, {p.n, p.k}, rng), Device::kCuda);
+    const auto run = [&](BatchInvariance invariance, int64_t m) {
+      LaunchTrace trace;
+      Ctx ctx = Context(pool, Device::kCuda, Profile::kSm90Mma);
+      ctx.batch_invariance = invariance, ctx.trace = &trace;
+      Tensor y = To(Make(DType::kF32, {m, p.n}), Device::kCuda);
+      Tensor dx = To(Make(DType::kF32, {m, p.k}), Device::kCuda);
+      Tensor dw = To(Make(DType::kF32, {p.n, p.k}), Device::kCuda);
+      const Args f{.m = m, .x = x.data(), .w = w.data(), .y = y.mutable_data()};
+      BackwardArgs b{.m = m,
+                     .dy = dy.data(),
+                     .x = x.data(),
+                     .w = w.data(),
+                     .units = units,
+                     .dx = dx.mutable_data(),
+                     .dw = static_cast<float*>(dw.mutable_data())};
+      if (m < kMost) b.dw = nullptr, b.units = {};
+      Status s = Forward(ctx, p, f);
+      if (s.ok()) s = Backward(ctx, p, b);
+      EXPECT_TRUE(s.ok()) << s.ToString();
+      Results r = {To(y, Device::kCpu), To(dx, Device::kCpu), To(dw, Device::kCpu), {}};
+      for (const Launch& launch : trace.Take()) r.kernels.push_back(launch.kernel);
+      return r;
+    };
+    using Kernels = std::vector<std::string>;
+    const Results on = run(BatchInvariance::kOn, kMost), off = run(BatchInvariance::kOff, kMost);
+    EXPECT_EQ(off.kernels,
+              (Kernels{"linear_fwd_cublas", "linear_bwd_dx_cublas", "linear_bwd_dw_cublas"}));
+    EXPECT_LT(Relative(on.y, off.y), 1e-4);
+    EXPECT_LT(Relative(on.dx, off.dx), 1e-4);
+    EXPECT_LT(Relative(on.dw, off.dw), 1e-4);
+    EXPECT_NE(FirstDifference(on.dw, off.dw), "") << "one sum over both units gave the units' bits";
+    bool moved = false;
+    for (const int64_t m : {1, 7, 16, 64, 256}) {
+      const Results few = run(BatchInvariance::kOff, m), same = run(BatchInvariance::kOn, m);
+      EXPECT_EQ(FirstDifference(same.y, *on.y.Slice(0, m)), "") << m;
+      EXPECT_EQ(FirstDifference(same.dx, *on.dx.Slice(0, m)), "") << m;
+      moved = moved ||
+              !FirstDifference(long_dx ? few.dx : few.y, *(long_dx ? off.dx : off.y).Slice(0, m))
+                   .empty();
+    }
+    EXPECT_TRUE(moved) << "no row count moved a bit of the " << (long_dx ? "dx" : "forward");
+  }
 }
 
 // C5: the bits of a row do not know how many rows there are, nor where it stands among them.
