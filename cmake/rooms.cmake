@@ -7,7 +7,8 @@
 #               label `slow`, `MultiRank` the label `multi_rank`, `Cuda` the label `cuda`; every
 #               other test carries `cpu`.
 #   *_cuda.cc, *_cuda_test.cc, *.cu only where nvcc is found (TARE_WITH_CUDA).
-#   *_cuda_bench.cc a program of its own, bench/<stem>, for a machine with a GPU.
+#   *_cuda_bench.cc a program of its own, bench/<stem>, for a machine with a GPU; *_cutlass.cu beside
+#               it joins it where CUTLASS's headers are found (TARE_CUTLASS).
 #   *_bench.cc  linked into `tare_bench_lib`, registered at start-up.
 #   *_fuzz.cc   a libFuzzer target (clang only, TARE_FUZZ=ON), else a corpus-replay test.
 # DEPS is the whole list of rooms that this one may include; tests/include_graph_test.cc holds the
@@ -54,6 +55,7 @@ function(tare_room name)
   add_library(tare_${name} STATIC ${sources})
   if(TARE_WITH_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu)
+    list(FILTER cuda_sources EXCLUDE REGEX "_cutlass\\.cu$")
     if(cuda_sources)
       set_source_files_properties(${cuda_sources} PROPERTIES COMPILE_DEFINITIONS TARE_WITH_CUDA=1)
       target_sources(tare_${name} PRIVATE ${cuda_sources})
@@ -82,6 +84,15 @@ function(tare_room name)
       add_executable(${stem} ${b})
       target_link_libraries(${stem} PRIVATE tare_${name} $<LINK_ONLY:CUDA::cudart_static>)
       set_target_properties(${stem} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
+      string(REGEX REPLACE "_cuda_bench\\.cc$" "_cutlass.cu" cutlass_peer ${b})
+      if(TARE_CUTLASS_INCLUDE AND EXISTS ${cutlass_peer})
+        target_sources(${stem} PRIVATE ${cutlass_peer})
+        target_include_directories(${stem} SYSTEM PRIVATE ${TARE_CUTLASS_INCLUDE}
+                                                          ${TARE_CUTLASS_INCLUDE}/../tools/util/include)
+        set_source_files_properties(${cutlass_peer} PROPERTIES SKIP_LINTING ON COMPILE_OPTIONS
+                                    "--expt-relaxed-constexpr;-Xcompiler=-w;-w")
+        set_property(SOURCE ${b} APPEND PROPERTY COMPILE_DEFINITIONS TARE_WITH_CUTLASS=1)
+      endif()
     endforeach()
   endif()
 

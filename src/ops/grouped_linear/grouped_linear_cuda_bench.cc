@@ -1,12 +1,15 @@
-// grouped_linear beside cuBLAS called expert by expert, cuBLAS's grouped call and the byte limit,
-// cold cache: 128 experts, top 8, Qwen3-30B-A3B's gate-up layer (1,536 x 2,048).
+// grouped_linear beside cuBLAS called expert by expert, cuBLAS's grouped call, CUTLASS's grouped
+// GEMM (where its headers were found at build time) and the byte limit, cold cache: 128 experts,
+// top 8, Qwen3-30B-A3B's gate-up layer (1,536 x 2,048).
 //
 //   grouped_linear_cuda_bench bits-small      small shapes once: for memory checkers
 //   grouped_linear_cuda_bench table OUT.json  64, 1,024 and 8,192 tokens, forward and dx
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "base/env.h"
@@ -16,6 +19,9 @@
 #include "ops/dispatch/dispatch.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "tensor/cuda_status.h"
+#ifdef TARE_WITH_CUTLASS
+#include "ops/grouped_linear/grouped_linear_cutlass.h"
+#endif
 
 namespace tare::ops::grouped_linear {
 namespace {
@@ -79,9 +85,9 @@ Status Main(int argc, char** argv) {
     copy = 2.0 * static_cast<double>(kCopy) / (t[0].median_us * 1e-6);
     std::printf("copy %.3f TB/s\n", copy * 1e-12);
     std::printf(
-        "\n| pass | tokens | rows | cuBLAS by expert us | cuBLAS grouped us | tare us "
-        "(low-high) | ratio to grouped | TFLOP/s | share of the byte limit "
-        "|\n|---|---|---|---|---|---|---|---|---|\n");
+        "\n| pass | tokens | rows | cuBLAS by expert us | cuBLAS grouped us | CUTLASS us | tare us "
+        "(low-high) | ratio to the fastest | TFLOP/s | share of the byte limit | CUTLASS's tile "
+        "|\n|---|---|---|---|---|---|---|---|---|---|---|\n");
   }
   std::string json = fmt::format(
       "{{\"schema\": \"tare.grouped_linear_cuda_bench.1\", {}, \"copy_bytes_per_s\": "
@@ -144,29 +150,48 @@ Status Main(int argc, char** argv) {
       }
       TARE_ASSIGN_OR_RETURN(const auto call, peer->MakeGroups(dx, dx ? k : n, dx ? n : k, groups));
       const auto grouped = [&] { return peer->GemmGrouped(bench.stream(), call); };
+      std::vector<cuda::Arm> arms = {{"tare", ours}, {"cublas", theirs}, {"grouped", grouped}};
+#ifdef TARE_WITH_CUTLASS
+      TARE_ASSIGN_OR_RETURN(const auto cutlass,
+                            MakeCutlassCalls(dx, dx ? k : n, dx ? n : k, groups));
+      for (const CutlassCall& c : cutlass)
+        arms.push_back({c.tile, [&bench, &c] { return c.run(bench.stream()); }});
+#endif
       // A library that cannot capture its grouped call is left out of the table, not of the JSON.
-      auto timed = bench.Time({{"tare", ours}, {"cublas", theirs}, {"grouped", grouped}}, 4, 7);
+      auto timed = bench.Time(arms, 4, 7);
       if (!timed.ok()) {
-        std::printf("cuBLAS grouped: %s\n", timed.status().ToString().c_str());
-        timed = bench.Time({{"tare", ours}, {"cublas", theirs}}, 4, 7);
+        std::printf("grouped calls: %s\n", timed.status().ToString().c_str());
+        arms.resize(2);
+        timed = bench.Time(arms, 4, 7);
         TARE_RETURN_IF_ERROR(timed.status());
-        timed->push_back({});
       }
       const auto& t = *timed;
+      cuda::Timing group_time, cutlass_time;
+      std::string tile = "-";
+      if (t.size() > 2) group_time = t[2];
+      double fastest = t[1].median_us;
+      if (t.size() > 2) fastest = std::min(fastest, group_time.median_us);
+      for (size_t i = 3; i < t.size(); ++i) {
+        if (i > 3 && t[i].median_us >= cutlass_time.median_us) continue;
+        cutlass_time = t[i], tile = arms[i].name;
+      }
+      if (t.size() > 3) fastest = std::min(fastest, cutlass_time.median_us);
       const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(n * k);
       const double bytes = 2.0 * static_cast<double>(busy * n * k + rows * (n + k));
-      std::printf("| %s | %lld | %lld | %.1f | %.1f | %.1f (%.1f-%.1f) | %.2f | %.0f | %.2f |\n",
-                  dx ? "dx" : "fwd", (long long)tokens, (long long)rows, t[1].median_us,
-                  t[2].median_us, t[0].median_us, t[0].low_us, t[0].high_us,
-                  t[0].median_us / t[2].median_us, flops / t[0].median_us * 1e-6,
-                  bytes / (t[0].median_us * 1e-6) / copy);
+      std::printf(
+          "| %s | %lld | %lld | %.1f | %.1f | %.1f | %.1f (%.1f-%.1f) | %.2f | %.0f | %.2f | %s "
+          "|\n",
+          dx ? "dx" : "fwd", (long long)tokens, (long long)rows, t[1].median_us,
+          group_time.median_us, cutlass_time.median_us, t[0].median_us, t[0].low_us, t[0].high_us,
+          t[0].median_us / fastest, flops / t[0].median_us * 1e-6,
+          bytes / (t[0].median_us * 1e-6) / copy, tile.c_str());
       std::fflush(stdout);
       json += fmt::format(
           "{}\n{{\"pass\": \"{}\", \"tokens\": {}, \"rows\": {}, \"us\": {:.3f}, "
-          "\"cublas_by_expert_us\": {:.3f}, \"cublas_grouped_us\": {:.3f}, \"bytes\": {:.0f}, "
-          "\"flops\": {:.0f}}}",
+          "\"cublas_by_expert_us\": {:.3f}, \"cublas_grouped_us\": {:.3f}, \"cutlass_us\": {:.3f}, "
+          "\"cutlass_tile\": \"{}\", \"bytes\": {:.0f}, \"flops\": {:.0f}}}",
           first ? "" : ",", dx ? "dx" : "fwd", tokens, rows, t[0].median_us, t[1].median_us,
-          t[2].median_us, bytes, flops);
+          group_time.median_us, cutlass_time.median_us, tile, bytes, flops);
       first = false;
     }
   }
