@@ -100,18 +100,30 @@ TEST_F(KvCacheCuda, RandomRunsGiveTheCpusPages) {
     EXPECT_EQ(std::memcmp(To(k_there, Device::kCpu).data(), k_pages.data(), bytes), 0) << round;
     EXPECT_EQ(std::memcmp(To(v_there, Device::kCpu).data(), v_pages.data(), bytes), 0) << round;
     EXPECT_EQ(To(flag, Device::kCpu).as<int32_t>()[0], 0) << round;
-    if (a.tokens == 0 || runs.front().q_rows == 0) continue;
-    // An infinity in the first run's first value.
-    Tensor bad = *k.Clone();
-    const int64_t at = runs.front().q_begin * a.k_stride * size;
-    const uint32_t infinity = p.dtype == DType::kF32    ? 0x7f800000u
-                              : p.dtype == DType::kBF16 ? 0x7f80u
-                                                        : 0x7c00u;
-    std::memcpy(static_cast<char*>(bad.mutable_data()) + at, &infinity, static_cast<size_t>(size));
+    std::vector<const attention::Run*> busy;
+    for (const attention::Run& r : runs) {
+      if (r.q_rows > 0) busy.push_back(&r);
+    }
+    if (busy.empty()) continue;
+    // One value that is not finite, anywhere in K or in V.
+    const bool in_v = rng() % 2 == 0;
+    const attention::Run& r = *busy[rng() % busy.size()];
+    const int64_t token = r.q_begin + static_cast<int64_t>(rng() % static_cast<uint32_t>(r.q_rows));
+    const int64_t at = token * (in_v ? a.v_stride : a.k_stride) +
+                       static_cast<int64_t>(rng() % static_cast<uint32_t>(row));
+    uint32_t value = p.dtype == DType::kF32    ? 0x7f800000u
+                     : p.dtype == DType::kBF16 ? 0x7f80u
+                                               : 0x7c00u;
+    value |= rng() % 2 << (8 * size - 1);       // of either sign
+    value |= static_cast<uint32_t>(rng() % 2);  // an infinity or a NaN
+    Tensor bad = *(in_v ? v : k).Clone();
+    std::memcpy(static_cast<char*>(bad.mutable_data()) + at * size, &value,
+                static_cast<size_t>(size));
     const Tensor bad_in = To(bad, Device::kCuda);
-    gpu.k = bad_in.data();
+    (in_v ? gpu.v : gpu.k) = bad_in.data();
     ASSERT_TRUE(Forward({.device = Device::kCuda}, p, gpu).ok());
-    EXPECT_EQ(To(flag, Device::kCpu).as<int32_t>()[0], 1) << round;
+    EXPECT_EQ(To(flag, Device::kCpu).as<int32_t>()[0], 1)
+        << round << (in_v ? " v" : " k") << " element " << at;
   }
 }
 
