@@ -218,6 +218,7 @@ Result<std::vector<Row>> Rows(Pool& pool, const Sizes& z, cudaStream_t stream) {
   auto* out4 = pool.Take<float>(4 * z.head_rows);
   auto* one = pool.Take<float>(z.head_rows);
   TARE_RETURN_IF_ERROR(FillF32(logits, z.head_rows * z.vocab, -8.0f, 8.0f));
+  TARE_RETURN_IF_ERROR(FillBf16(dlogits, z.head_rows * z.vocab));  // logits of the bf16 arm
   TARE_RETURN_IF_ERROR(FillF32(one, z.head_rows, 0.5f, 1.0f));
   const double tv = static_cast<double>(z.head_rows) * static_cast<double>(z.vocab);
   const std::string t_v = fmt::format("T={} V={}", z.head_rows, z.vocab);

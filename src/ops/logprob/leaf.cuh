@@ -50,21 +50,30 @@ __device__ Partial LeafOfWarp(const At& at, const At2& at2, float temperature, i
   Partial past = {MinusInfinity(), 0.0f, 0.0f};
   for (int64_t first = begin; first < end; first += 8 * kVocabBlock) {
     const int64_t block = first + g * kVocabBlock;
-    const int64_t count = end - block;  // of this block, if below 128
     float z[32];
+    const auto load = [&](auto whole) {
+      const int count = decltype(whole)::value
+                            ? kVocabBlock
+                            : static_cast<int>(min(end - block, int64_t{kVocabBlock}));
 #pragma unroll
-    for (int b = 0; b < 16; ++b) {
-      const int i = 8 * b + 2 * q;
-      z[2 * b] = z[2 * b + 1] = MinusInfinity();
-      if constexpr (kPairs) {
-        if (i < count) {  // an even count: both or none
-          const float2 v = at2(block + i);
-          z[2 * b] = v.x, z[2 * b + 1] = v.y;
+      for (int b = 0; b < 16; ++b) {
+        const int i = 8 * b + 2 * q;
+        if constexpr (!decltype(whole)::value) z[2 * b] = z[2 * b + 1] = MinusInfinity();
+        if constexpr (kPairs) {
+          if (decltype(whole)::value || i < count) {  // an even count: both or none
+            const float2 v = at2(block + i);
+            z[2 * b] = v.x, z[2 * b + 1] = v.y;
+          }
+        } else {
+          if (decltype(whole)::value || i < count) z[2 * b] = at(block + i);
+          if (decltype(whole)::value || i + 1 < count) z[2 * b + 1] = at(block + i + 1);
         }
-      } else {
-        if (i < count) z[2 * b] = at(block + i);
-        if (i + 1 < count) z[2 * b + 1] = at(block + i + 1);
       }
+    };
+    if (first + 8 * kVocabBlock <= end) {
+      load(std::true_type());
+    } else {
+      load(std::false_type());
     }
     if (temperature != 1.0f) {
 #pragma unroll
@@ -114,7 +123,21 @@ __device__ Partial LeafOfWarp(const At& at, const At2& at2, float temperature, i
       u = Add(u, __shfl_xor_sync(cuda::kAllLanes, u, 1));
       u = Add(u, __shfl_xor_sync(cuda::kAllLanes, u, 2));
     }
-    // Blocks ascending. What scales each merge is known from the maxima: one exponential a quad.
+    // Blocks ascending. Most groups of eight have no maximum above the past's: each is then scaled
+    // and added, and nothing of the past is.
+    if (__all_sync(cuda::kAllLanes, close && m <= past.m)) {
+      const float shift = Sub(m, past.m);
+      const float factor = Exp2(Mul(shift, kLog2eCuda));
+      if constexpr (kEntropy) u = Fma(l, shift, u);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const float f = __shfl_sync(cuda::kAllLanes, factor, 4 * k);
+        past.l = Fma(__shfl_sync(cuda::kAllLanes, l, 4 * k), f, past.l);
+        if constexpr (kEntropy) past.u = Fma(__shfl_sync(cuda::kAllLanes, u, 4 * k), f, past.u);
+      }
+      continue;
+    }
+    // What scales each merge is known from the maxima: one exponential a quad.
     float before = past.m, shift = 0.0f;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {

@@ -96,6 +96,10 @@ struct BackwardKernelArgs {
   void* dlogits;
 };
 
+// A thread takes kTogether groups of kGroup ids, a block's width apart, whose loads are in flight
+// together.
+constexpr int kTogether = 3;
+
 template <typename T, typename G, int kGroup>
 __global__ void __launch_bounds__(256)
     logprob_backward_kernel(const __grid_constant__ BackwardKernelArgs a) {
@@ -111,48 +115,62 @@ __global__ void __launch_bounds__(256)
     const float dh = a.dentropy == nullptr ? 0.0f : a.dentropy[t];
     const float h = a.dentropy == nullptr ? 0.0f : a.entropy[t];
     const int64_t column = target < 0 ? -1 : target - a.id_begin;
-    for (int64_t i = (int64_t{blockIdx.x} * 256 + threadIdx.x); i < per_row;
-         i += int64_t{gridDim.x} * 256) {
-      float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (!nothing) {
+    for (int64_t i0 = int64_t{blockIdx.x} * (256 * kTogether) + threadIdx.x; i0 < per_row;
+         i0 += int64_t{gridDim.x} * (256 * kTogether)) {
+      float all[kTogether][4];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t i = i0 + 256 * k;
+        all[k][0] = all[k][1] = all[k][2] = all[k][3] = 0.0f;
+        if (nothing || i >= per_row) continue;
         if constexpr (kGroup == 4) {
-          Widen4(LoadRaw4(x + 4 * i), v);
+          Widen4(LoadRaw4(x + 4 * i), all[k]);
         } else {
-          v[0] = Widen(x[i]);
-        }
-        float q[kGroup];
-        bool near = true;
-#pragma unroll
-        for (int e = 0; e < kGroup; ++e) {
-          float z = v[e];
-          if (temperature != 1.0f) z = Div(z, temperature);
-          q[e] = Sub(Sub(z, m), l);
-          near = near && q[e] >= -86.0f && q[e] <= 0.5f;
-        }
-        const auto gradients = [&](auto is_near) {
-#pragma unroll
-          for (int e = 0; e < kGroup; ++e) {
-            float p;
-            if constexpr (decltype(is_near)::value) {
-              p = ExpNear(q[e]);
-            } else {
-              p = numerics::Exp(q[e]);
-            }
-            float dz = Mul(g, Sub(kGroup * i + e == column ? 1.0f : 0.0f, p));
-            if (a.dentropy != nullptr) dz = Fma(-dh, p == 0.0f ? 0.0f : Mul(p, Add(q[e], h)), dz);
-            v[e] = temperature != 1.0f ? Div(dz, temperature) : dz;
-          }
-        };
-        if (near) {
-          gradients(std::true_type());
-        } else {
-          gradients(std::false_type());
+          all[k][0] = Widen(x[i]);
         }
       }
-      if constexpr (kGroup == 4) {
-        Store4(v, out + 4 * i);
-      } else {
-        Put(v[0], out + i);
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t i = i0 + 256 * k;
+        if (i >= per_row) break;
+        float(&v)[4] = all[k];
+        if (!nothing) {
+          float q[kGroup];
+          bool near = true;
+#pragma unroll
+          for (int e = 0; e < kGroup; ++e) {
+            float z = v[e];
+            if (temperature != 1.0f) z = Div(z, temperature);
+            q[e] = Sub(Sub(z, m), l);
+            near = near && q[e] >= -86.0f && q[e] <= 0.5f;
+          }
+          // Away from the target, without an entropy's gradient, near: 0 - p is -p, as p is no
+          // zero.
+          const int64_t from_first = column - kGroup * i;
+          const bool plain = a.dentropy == nullptr && (from_first < 0 || from_first >= kGroup);
+          if (near && plain) {
+#pragma unroll
+            for (int e = 0; e < kGroup; ++e) {
+              const float dz = Mul(g, -ExpNear(q[e]));
+              v[e] = temperature != 1.0f ? Div(dz, temperature) : dz;
+            }
+          } else {
+            const int target_at =
+                from_first < 0 || from_first >= kGroup ? -1 : static_cast<int>(from_first);
+#pragma unroll
+            for (int e = 0; e < kGroup; ++e) {
+              const float p = numerics::Exp(q[e]);
+              float dz = Mul(g, Sub(e == target_at ? 1.0f : 0.0f, p));
+              if (a.dentropy != nullptr) dz = Fma(-dh, p == 0.0f ? 0.0f : Mul(p, Add(q[e], h)), dz);
+              v[e] = temperature != 1.0f ? Div(dz, temperature) : dz;
+            }
+          }
+        }
+        if constexpr (kGroup == 4) {
+          Store4(v, out + 4 * i);
+        } else {
+          Put(v[0], out + i);
+        }
       }
     }
   }
@@ -250,7 +268,7 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
     return WithRowDType(p.grad_dtype, [&](auto g) -> Status {
       using T = decltype(x);
       using G = decltype(g);
-      const dim3 grid(GridFor(a.ids / (vec ? 4 : 1), 256, 64),
+      const dim3 grid(GridFor(a.ids / (vec ? 4 : 1), 256 * kTogether, 64),
                       static_cast<unsigned>(std::min<int64_t>(a.rows, 65535)));
       if (vec) {
         logprob_backward_kernel<T, G, 4><<<grid, 256, 0, Stream(ctx)>>>(a);
