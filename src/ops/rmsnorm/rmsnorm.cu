@@ -1,5 +1,6 @@
 // rmsnorm on CUDA: a warp for each row, the row's values kept in shared memory between the sum and
-// the product; the weight's gradient by blocks of 32 columns, a warp for each token lane.
+// the product, or (prefill) rmsnorm_bulk.cuh; the weight's gradient by blocks of columns, a warp
+// for each token lane.
 
 #include "ops/rmsnorm/rmsnorm_bulk.cuh"
 
@@ -261,31 +262,15 @@ bool CanBulk(const Params& p, const ForwardArgs& a) {
          Aligned16({a.x, a.y, a.residual, a.residual_out});
 }
 
-template <typename R, bool kResidual>
-Status RunBulk(const Ctx& ctx, const ForwardArgs& a) {
-  auto* const kernel = &rmsnorm_bulk_kernel<R, kResidual>;
-  const size_t weight = BulkBytesOfWeight(a.width), warp = BulkBytesOfWarp<R, kResidual>(a.width);
-  const size_t warps = std::min<size_t>(kBulkMostWarps, (kMostShared - weight) / warp);
-  const size_t shared = weight + warps * warp;
-  TARE_RETURN_IF_ERROR(AllowShared(kernel, shared));
+// As many CTAs as fit beside each other.
+template <class Kernel, class KernelArgs>
+Status RunBulk(Kernel* kernel, const Ctx& ctx, const KernelArgs& a, const BulkShape& shape,
+               int team) {
+  TARE_RETURN_IF_ERROR(AllowShared(kernel, shape.shared));
   TARE_ASSIGN_OR_RETURN(const unsigned sms, Multiprocessors());
-  // As many CTAs as fit beside each other.
-  const auto beside = static_cast<unsigned>(std::max<size_t>(1, kMostShared / shared));
-  kernel<<<sms * std::min(beside, 4u), 32 * static_cast<unsigned>(warps), shared, Stream(ctx)>>>(a);
-  return Launched();
-}
-
-template <typename H, typename G, bool kExtra>
-Status RunBulkBackward(const Ctx& ctx, const BackwardRowArgs& a) {
-  auto* const kernel = &rmsnorm_bulk_backward_kernel<H, G, kExtra>;
-  const size_t weight = BulkBytesOfWeight(a.width);
-  const size_t warp = BulkBackwardBytesOfWarp<H, G>(a.width, kExtra);
-  const size_t warps = std::min<size_t>(kBulkMostWarps, (kMostShared - weight) / warp);
-  const size_t shared = weight + warps * warp;
-  TARE_RETURN_IF_ERROR(AllowShared(kernel, shared));
-  TARE_ASSIGN_OR_RETURN(const unsigned sms, Multiprocessors());
-  const auto beside = static_cast<unsigned>(std::max<size_t>(1, kMostShared / shared));
-  kernel<<<sms * std::min(beside, 4u), 32 * static_cast<unsigned>(warps), shared, Stream(ctx)>>>(a);
+  const auto beside = static_cast<unsigned>(std::max<size_t>(1, kMostShared / shape.shared));
+  kernel<<<sms * std::min(beside, 4u), 32 * static_cast<unsigned>(team * shape.teams), shape.shared,
+           Stream(ctx)>>>(a, shape);
   return Launched();
 }
 
@@ -336,10 +321,14 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& args) {
                        Aligned4(a.w, p.weight_dtype) && Aligned4(a.residual, p.residual_dtype) &&
                        Aligned4(a.residual_out, p.residual_dtype);
       if constexpr (sizeof(T) == 2) {
-        const bool fits =
-            BulkBytesOfWeight(p.hidden) + BulkBytesOfWarp<R, true>(p.hidden) * 2 <= kMostShared;
-        if (fits && CanBulk(p, a))
-          return p.add_residual ? RunBulk<R, true>(ctx, a) : RunBulk<R, false>(ctx, a);
+        const BulkShape bulk = ShapeOf(
+            p.add_residual ? BulkStageBytes<R, true>(p.hidden) : BulkStageBytes<R, false>(p.hidden),
+            BulkBytesOfWeight(p.hidden), kMostTeams);
+        if (bulk.teams > 0 && CanBulk(p, a)) {
+          return p.add_residual
+                     ? RunBulk(&rmsnorm_bulk_kernel<R, true>, ctx, a, bulk, kForwardTeam)
+                     : RunBulk(&rmsnorm_bulk_kernel<R, false>, ctx, a, bulk, kForwardTeam);
+        }
       }
       if (p.add_residual) {
         return vec ? Run(&rmsnorm_forward_kernel<T, R, true, true>, ctx, a, shared)
@@ -374,19 +363,32 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& args) {
       using H = decltype(h);
       using G = decltype(g);
       // The weight first: dx may overwrite dy.
-      TARE_RETURN_IF_ERROR(ForUnits(units, [&](const UnitList& list) {
+      const bool by_bulk =
+          a.rows >= kBulkRows && p.hidden % kWeightColumns == 0 && Aligned16({args.h, args.dy});
+      TARE_RETURN_IF_ERROR(ForUnits(units, [&](const UnitList& list) -> Status {
+        if (by_bulk) {
+          auto* const kernel = &rmsnorm_bulk_weight_kernel<H, G>;
+          TARE_RETURN_IF_ERROR(AllowShared(kernel, WeightShared<H, G>()));
+          kernel<<<kWeightCluster* static_cast<unsigned>(p.hidden / kWeightColumns), 256,
+                   WeightShared<H, G>(), Stream(ctx)>>>(p.hidden, static_cast<const H*>(args.h),
+                                                        static_cast<const G*>(args.dy), args.rstd,
+                                                        args.dw, list);
+          return Launched();
+        }
         rmsnorm_weight_kernel<H, G>
             <<<static_cast<unsigned>((p.hidden + 31) / 32), 1024, 0, Stream(ctx)>>>(
                 p.hidden, args.h, args.dy, args.rstd, args.dw, list);
         return Launched();
       }));
-      const bool fits = BulkBytesOfWeight(p.hidden) +
-                            2 * BulkBackwardBytesOfWarp<H, G>(p.hidden, a.extra != nullptr) <=
-                        kMostShared;
-      if (fits && a.rows >= kBulkRows && p.hidden % 128 == 0 &&
+      const BulkShape bulk =
+          ShapeOf(BulkBackwardStageBytes<H, G>(p.hidden, a.extra != nullptr),
+                  BulkBytesOfWeight(p.hidden), kMostThreads / 32 / kBackwardTeam);
+      if (bulk.teams > 0 && a.rows >= kBulkRows && p.hidden % 128 == 0 &&
           Aligned16({a.h, a.dy, a.extra, a.dx})) {
-        return a.extra != nullptr ? RunBulkBackward<H, G, true>(ctx, a)
-                                  : RunBulkBackward<H, G, false>(ctx, a);
+        return a.extra != nullptr
+                   ? RunBulk(&rmsnorm_bulk_backward_kernel<H, G, true>, ctx, a, bulk, kBackwardTeam)
+                   : RunBulk(&rmsnorm_bulk_backward_kernel<H, G, false>, ctx, a, bulk,
+                             kBackwardTeam);
       }
       size_t shared = static_cast<size_t>(kWarps) * static_cast<size_t>((p.hidden + 127) / 128) *
                       128 * (sizeof(H) + sizeof(G));
