@@ -3,6 +3,7 @@
 // Between the entries of fp8_linear on CUDA and its kernels.
 
 #include <cstdint>
+#include <string>
 
 #include "base/status.h"
 #include "ops/fp8_linear/fp8_linear.h"
@@ -23,7 +24,10 @@ struct Problem {
 // True when the Hopper kernel can take it: K a multiple of 16, addresses of 16 bytes.
 // A planted fault is the generic kernel's.
 bool CanUse(const Problem& p);
-Status Launch(const Problem& p, StreamHandle stream);
+// `groups`: warpgroups of 64 rows of x in a tile, 2 or 3; 0: Groups() of the call. No bit depends
+// on it. `config`, when not null, gets the launch configuration.
+Status Launch(const Problem& p, StreamHandle stream, std::string* config = nullptr, int groups = 0);
+int Groups(int64_t m, int64_t n, int sms);
 // One thread for each output, any shape and both profiles.
 Status LaunchGeneric(const Problem& p, StreamHandle stream);
 // args.y = round(tree over `segments` sums [S, m, n] (+ bias)).

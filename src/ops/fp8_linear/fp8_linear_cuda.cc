@@ -31,12 +31,13 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
   problem.scales_in_turn = fault::Active(kScalesInTurn, ctx.side);
   const int64_t blocks = (p.k + kBlock - 1) / kBlock;
   bool hopper = false;
+  std::string config;
   for (int64_t s = 0; s < p.segments; ++s) {
     problem.first = s * blocks / p.segments;
     problem.last = (s + 1) * blocks / p.segments;
     if (p.segments > 1) problem.out = static_cast<float*>(ctx.workspace) + s * a.m * p.n;
     hopper = gpu::CanUse(problem);
-    TARE_RETURN_IF_ERROR(hopper ? gpu::Launch(problem, ctx.stream)
+    TARE_RETURN_IF_ERROR(hopper ? gpu::Launch(problem, ctx.stream, &config)
                                 : gpu::LaunchGeneric(problem, ctx.stream));
   }
   if (p.segments > 1) {
@@ -44,10 +45,8 @@ Status ForwardCuda(const Ctx& ctx, const Params& p, const Args& a) {
         gpu::LaunchFinish(p, a, static_cast<const float*>(ctx.workspace), ctx.stream));
   }
   if (ctx.trace != nullptr) {
-    ctx.trace->Record({"fp8_linear",
-                       hopper ? "fp8_linear_fwd_wgmma_128x128" : "fp8_linear_fwd_generic",
-                       hopper ? "tile=128x128x128 stages=6 consumers=2" : "",
-                       fmt::format("e4m3,e4m3->{}", DTypeName(p.y_dtype)),
+    ctx.trace->Record({"fp8_linear", hopper ? "fp8_linear_fwd_wgmma" : "fp8_linear_fwd_generic",
+                       config, fmt::format("e4m3,e4m3->{}", DTypeName(p.y_dtype)),
                        fmt::format("M={} N={} K={}", a.m, p.n, p.k)});
   }
   return Ok();
