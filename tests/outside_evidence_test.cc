@@ -23,7 +23,8 @@ class OutsideEvidence : public ToolTest {
                 const std::string& a, const std::string& b) {
     return Tare("record --task " + In("task") + " --step " + step + " --kind " + kind +
                 " --candidate " + candidate +
-                " --quiet --conclude exit-status --scope 'shape=as recorded;topology=as "
+                " --skip-levels 'files of another system' --quiet --conclude exit-status --scope "
+                "'shape=as recorded;topology=as "
                 "recorded;dtype=bf16;model=smollm2;path=outside' -- sh -c '" +
                 Program() + " diff " + kReal + a + ".safetensors " + kReal + b +
                 ".safetensors >\"$TARE_OUT/diff.txt\"'");

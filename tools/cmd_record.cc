@@ -140,6 +140,8 @@ TARE_COMMAND(record, [](CLI::App& root) {
   app->add_option("--heartbeat", r.heartbeat_s, "seconds between heartbeats")
       ->capture_default_str();
   app->add_option("--observe", options->observe, "only note what an input is now: TYPE:PATH");
+  app->add_option("--skip-levels", r.skip_levels,
+                  "why cheaper levels of the candidate's ladder never ran (`tare ladder`)");
   app->add_option("--exclude", options->exclude, "exclude a candidate of --step, for --reason");
   app->add_option("--reason", options->reason, "why it is excluded");
   app->add_flag("--quiet", r.quiet, "do not pass the command's output on");

@@ -19,8 +19,10 @@
 
 #include "base/reasons.h"
 #include "base/sha256.h"
+#include "workflow/ladder.h"
 #include "workflow/layout.h"
 #include "workflow/process.h"
+#include "workflow/tracks.h"
 #include "workflow/verify.h"
 
 extern char** environ;
@@ -464,6 +466,47 @@ Json ExecutionIdentity(Env* env, const std::vector<std::string>& command,
   return out;
 }
 
+namespace {
+
+// Before anything runs: the frozen baseline (TRACK-03, STOP-02) and the ladder (CHEAP-01).
+EvidenceStatus MayRecord(const State& state, const RecordOptions& options) {
+  Staleness staleness(state);
+  if (options.step == "C1" && options.kind == EvidenceKind::kE10) {
+    const EvidenceStatus tune = MayTune(state, &staleness);
+    if (tune.verdict != Verdict::kPass) return tune;
+  }
+  if (options.candidate.empty()) return {Verdict::kPass, "", ""};
+  return MaySchedule(state, &staleness, options.candidate, options.kind,
+                     !options.skip_levels.empty());
+}
+
+// Keeps why the candidate's unrun cheaper levels are passed over, a run of step `task`.
+Status Excuse(Task* task, const RecordOptions& options) {
+  std::vector<int> levels;
+  {
+    Staleness staleness(task->state());
+    for (const LadderLevel& l : LadderOf(task->state(), &staleness, options.candidate)) {
+      if (l.level < LevelOf(options.kind) && l.state == LadderLevel::State::kUnrun)
+        levels.push_back(l.level);
+    }
+  }
+  if (levels.empty()) return Ok();
+  RunStart start;
+  start.step = "task";
+  start.candidate = options.candidate;
+  TARE_ASSIGN_OR_RETURN(const std::string run, task->StartRun(start));
+  for (const int level : levels) {
+    TARE_ASSIGN_OR_RETURN(const std::string text, CanonicalJson({{"schema", "tare.ladder-unrun/1"},
+                                                                 {"candidate", options.candidate},
+                                                                 {"level", level},
+                                                                 {"reason", options.skip_levels}}));
+    TARE_RETURN_IF_ERROR(task->AddBytes(run, ExcuseName(level), Role::kMaterial, text + "\n"));
+  }
+  return task->EndRun(run, {});
+}
+
+}  // namespace
+
 Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::string& actor,
                                    const RecordOptions& options) {
   if (options.command.empty()) return InvalidArgument("a command is needed after --");
@@ -481,6 +524,14 @@ Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::
   {
     TARE_ASSIGN_OR_RETURN(const auto task, OpenWaiting(env, dir, actor));
     TARE_RETURN_IF_ERROR(task->MarkLostRuns().status());
+    if (const EvidenceStatus may = MayRecord(task->state(), options);
+        may.verdict != Verdict::kPass) {
+      TARE_RETURN_IF_ERROR(task->Refuse("record", may.reason, may.detail));
+      report.status = may;
+      return report;
+    }
+    if (!options.candidate.empty() && !options.skip_levels.empty())
+      TARE_RETURN_IF_ERROR(Excuse(task.get(), options));
     RunStart start;
     TARE_ASSIGN_OR_RETURN(start.dependencies,
                           ResolveDependencies(env, task->state(), options.inputs, options.depends,

@@ -31,7 +31,9 @@ struct RecordOptions {
   std::string conclude;  // "", "exit-status" (Tare's exit codes) or a path to a conclusion.json
   Scope scope;           // for "exit-status"
   int64_t heartbeat_s = 5;
-  bool quiet = false;       // do not pass the output on
+  bool quiet = false;  // do not pass the output on
+  // With a candidate: why cheaper levels of the ladder that never ran are passed over (CHEAP-01).
+  std::string skip_levels;
   bool expand_out = false;  // `{out}` in a word of the command is the path of TARE_OUT
 };
 struct RecordReport {
