@@ -102,9 +102,11 @@ TARE_COMMAND(run, [](CLI::App& root) {
   app->add_flag("--json", o->json, "for machines");
   app->callback([o] { SetExit(Run(*o)); });
 
-  CLI::App* judge = root.add_subcommand("judge", "the verdict on a gate's evidence document");
+  CLI::App* judge =
+      root.add_subcommand("judge", "the verdict on a gate's evidence document, or on a claim");
   auto j = std::make_shared<Options>();
-  judge->add_option("evidence", j->file, "docs/formats/gate_evidence.md")->required();
+  judge->add_option("evidence", j->file, "docs/formats/gate_evidence.md, docs/formats/claims.md")
+      ->required();
   judge->add_option("--task", j->task, "record it in this task, as evidence made elsewhere");
   j->exit_option =
       judge->add_option("--exit-status", j->exit_status, "of what made it; E8 and E10 need one");

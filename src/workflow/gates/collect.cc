@@ -5,11 +5,14 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "workflow/claims/claim.h"
+#include "workflow/gates/contract_check.h"
 #include "workflow/gates/table.h"
 #include "workflow/index.h"
 #include "workflow/layout.h"
 #include "workflow/record.h"
 #include "workflow/signoff.h"
+#include "workflow/tracks.h"
 
 namespace tare::workflow {
 namespace {
@@ -32,6 +35,23 @@ EvidenceStatus Refused(std::string_view code, std::string detail) {
   const Reason* known = FindReason(code);
   TARE_CHECK(known != nullptr);
   return {known->verdict, std::string(code), std::move(detail)};
+}
+
+// task.toml as it is now against the log's: a contract that was changed without saying so runs
+// nothing (GEN-04).
+EvidenceStatus ContractRecorded(Env* env, const TaskView& view) {
+  if (view.state.config() == nullptr) return {Verdict::kPass, "", ""};
+  const std::string path = JoinPath(view.dir, std::string(kTaskFile));
+  const Result<std::string> text = env->ReadFile(path);
+  const Result<TaskConfig> now =
+      text.ok() ? ParseTaskConfig(*text, kTaskFile) : Result<TaskConfig>(text.status());
+  if (!now.ok()) return Refused(reason::kConfigUnrecorded, now.status().message());
+  for (const ContractChange& c : UnrecordedChanges(view.state.config()->config, *now)) {
+    return Refused(reason::kContractChanged,
+                   fmt::format("{} ({}) is {} in task.toml and {} in the log", c.key,
+                               ContractPart(c.key), c.evidence, c.user));
+  }
+  return {Verdict::kPass, "", ""};
 }
 
 // Doubles have no canonical JSON, and a document may hold times: two-space text is the artifact.
@@ -143,6 +163,9 @@ Result<Ran> Collecting::Tare(EvidenceKind kind, const std::vector<std::string>& 
   record.expand_out = true;
   record.quiet = options_.quiet;
   record.config_keys = keys_.empty() ? std::vector<std::string>{"none"} : keys_;
+  // Numbers are read from these runs later: under which contracts they were made (BASE-05).
+  if (facts_.is_object())
+    record.depends = {"contract:all=" + facts_["contracts"].get<std::string>()};
   // No conclusion: a command that ran well is an ingredient, and must open nothing by itself.
   TARE_ASSIGN_OR_RETURN(const RecordReport report,
                         RecordCommand(env_, options_.task, actor_, record));
@@ -314,6 +337,18 @@ EvidenceStatus MayRun(const State& state, Staleness* staleness, const std::strin
                    fmt::format("{} is {} ({})", need, VerdictName(at->verdict), why));
   }
   if (person.verdict != Verdict::kPass) return person;
+  if (gate == "C1") {
+    if (const EvidenceStatus tune = MayTune(state, staleness); tune.verdict != Verdict::kPass)
+      return tune;
+  }
+  if (gate == "C9" || gate == "C10") {
+    const EvidenceStatus shared = TracksShareContract(state, staleness);
+    if (shared.verdict != Verdict::kPass) return shared;
+  }
+  if (gate == "C10") {
+    const ChangeStatus change = BaselineChangeOf(state, staleness);
+    if (change.verdict != Verdict::kPass) return {change.verdict, change.reason, change.detail};
+  }
   if (spec->stop == "before") {
     const SignOffStatus signoff = StatusOfSignOff(state, staleness, gate);
     if (signoff.verdict != Verdict::kPass) {
@@ -341,7 +376,8 @@ Result<RunGateReport> RunGate(Env* env, const std::string& actor, const RunGateO
   {
     TARE_ASSIGN_OR_RETURN(const TaskView view, ReadTask(env, options.task));
     Staleness staleness(view.state);
-    const EvidenceStatus may = MayRun(view.state, &staleness, options.gate);
+    EvidenceStatus may = ContractRecorded(env, view);
+    if (may.verdict == Verdict::kPass) may = MayRun(view.state, &staleness, options.gate);
     if (may.verdict != Verdict::kPass) {
       if (options.model.empty() && view.state.config() != nullptr) {
         options.model = view.state.config()->config.String("weights.path");
@@ -374,6 +410,11 @@ Result<RunGateReport> RunGate(Env* env, const std::string& actor, const RunGateO
   TARE_ASSIGN_OR_RETURN(Json evidence, collect(&collecting));
   TARE_ASSIGN_OR_RETURN(const Json facts, collecting.Facts());
   report.judgement = judge(evidence);
+  {
+    TARE_ASSIGN_OR_RETURN(const TaskView view, ReadTask(env, options.task));
+    if (view.state.config() != nullptr)
+      report.judgement.Add(ContractFindings(view.state.config()->config, evidence));
+  }
   if (provisional) {
     report.judgement.scope["provisional"] =
         "C1 is not confirmed: a change of its configuration turns this stale (A-35)";
@@ -408,18 +449,26 @@ Result<RunGateReport> JudgeDocument(Env* env, const std::string& actor, const st
           ? (*parsed)["schema"].get<std::string>()
           : std::string();
   constexpr std::string_view kHead = "tare.gate.";
+  if (ClaimOfSchema(schema) != nullptr) return JudgeClaimDocument(env, actor, task, *parsed);
   const size_t slash = schema.find('/');
   const std::string gate = schema.starts_with(kHead) && slash != std::string::npos
                                ? schema.substr(kHead.size(), slash - kHead.size())
                                : std::string();
   const GateJudge judge = FindJudge(gate);
   if (judge == nullptr) {
-    return DataLoss("{}: schema `{}` is not that of a gate's evidence (tare.gate.C<N>/v1)",
-                    Printable(path), Printable(schema));
+    return DataLoss(
+        "{}: schema `{}` is neither that of a gate's evidence (tare.gate.C<N>/v1) nor that of a "
+        "claim (tare.claim.<name>/v1)",
+        Printable(path), Printable(schema));
   }
   RunGateReport report;
   report.judgement = judge(*parsed);
   if (!task.empty()) {
+    {
+      TARE_ASSIGN_OR_RETURN(const TaskView view, ReadTask(env, task));
+      if (view.state.config() != nullptr)
+        report.judgement.Add(ContractFindings(view.state.config()->config, *parsed));
+    }
     // Made elsewhere: who made it is not known here, so nothing of this machine is claimed.
     const Json identity = {{"schema", "tare-identity-1"}, {"made", "elsewhere"}};
     const Json subject = parsed->value("subject", Json::object());

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 
+#include "workflow/gates/contract_check.h"
 #include "workflow/gates/testing_evidence_c0_c4.h"
 #include "workflow/index.h"
 #include "workflow/testing_task.h"
@@ -288,6 +289,58 @@ TEST_F(CollectTest, InferenceOnlyTasksHaveNoTrainingGates) {
   EXPECT_EQ(MayRun(view->state, &staleness, "C0").verdict, Verdict::kPass);
   // C9 needs what an inference-only task never has.
   EXPECT_EQ(MayRun(view->state, &staleness, "C9").verdict, Verdict::kRefused);
+}
+
+// GEN-04: model, precision, parallelism and target are the user's. Changed in the file without an
+// amendment, nothing runs; evidence about a fallback is refused; an amendment lets it run.
+TEST_F(CollectTest, TheUsersContractIsKept) {
+  Env* env = Env::Real();
+  const std::string toml = *env->ReadFile(task_ + "/task.toml");
+  const auto edited = [&](const std::string& from, const std::string& to) {
+    std::string text = toml;
+    EXPECT_NE(text.find(from), std::string::npos) << from;
+    text.replace(text.find(from), from.size(), to);
+    EXPECT_TRUE(env->WriteFileAtomic(task_ + "/task.toml", text).ok());
+    return Run("C0");
+  };
+  for (const auto& [from, to, key] :
+       {std::tuple<const char*, const char*, const char*>{
+            "kv_cache = \"bf16\"", "kv_cache = \"e4m3\"", "precision.kv_cache"},
+        {"\ntp = 1", "\ntp = 2", "parallelism.tp"},
+        {"consistency = \"bitwise\"", "consistency = \"tolerance\"", "target.consistency"},
+        {"\nhidden_size = 64", "\nhidden_size = 128", "model.hidden_size"}}) {
+    const RunGateReport r = edited(from, to);
+    EXPECT_EQ(r.verdict, Verdict::kRefused) << key;
+    EXPECT_EQ(r.reason, reason::kContractChanged) << key;
+    EXPECT_NE(r.detail.find(key), std::string::npos) << r.detail;
+    EXPECT_NE(r.next.find("tare init --amend"), std::string::npos) << r.next;
+  }
+  // What is no part of the contract asks for no amendment here.
+  EXPECT_EQ(edited("name = \"small\"", "name = \"smaller\"").verdict, Verdict::kPass);
+  ASSERT_TRUE(env->WriteFileAtomic(task_ + "/task.toml", toml).ok());
+  EXPECT_EQ(Run("C0").verdict, Verdict::kPass);
+  // The user asks for an fp8 cache and the recipe fell back to bf16: no pass, whoever measured it.
+  Amend("kv_cache = \"bf16\"", "kv_cache = \"e4m3\"");
+  ASSERT_TRUE(env->WriteFileAtomic(dir_ / "c1.json", HonestC1().dump(1)).ok());
+  const auto fallback = JudgeDocument(env, "ann", task_, dir_ / "c1.json", 0);
+  ASSERT_TRUE(fallback.ok()) << fallback.status().ToString();
+  EXPECT_EQ(fallback->judgement.verdict, Verdict::kRefused);
+  EXPECT_EQ(fallback->judgement.reason, reason::kContractChanged);
+  EXPECT_NE(Open()["C1"], Verdict::kWaitingHuman);
+  // The user amends, and it runs.
+  Amend("kv_cache = \"e4m3\"", "kv_cache = \"bf16\"");
+  const auto asked = JudgeDocument(env, "ann", task_, dir_ / "c1.json", 0);
+  EXPECT_EQ(asked->judgement.verdict, Verdict::kPass) << asked->judgement.ToJson().dump(1);
+  for (const auto& [pointer, value] : {std::pair<const char*, Json>{"/recipe/parallelism/tp", 2},
+                                       {"/recipe/standard/kind", "tolerance"},
+                                       {"/subject/weights", std::string(64, '7')}}) {
+    TaskConfig user;
+    user.values["parallelism.tp"].text = "1";
+    user.values["target.consistency"].text = "\"bitwise\"";
+    user.values["weights.sha256"].text = HonestC1()["subject"]["weights"].dump();
+    EXPECT_TRUE(ContractChanges(user, HonestC1()).empty());
+    EXPECT_EQ(ContractChanges(user, With(HonestC1(), pointer, value)).size(), 1u) << pointer;
+  }
 }
 
 TEST_F(CollectTest, DocumentsOfNoGateAreRefused) {

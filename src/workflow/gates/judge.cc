@@ -267,8 +267,11 @@ Subject ReadSubject(const Field& root) {
 
 // ---- Judging
 
-Judging::Judging(std::string_view gate, const Json& evidence) : gate_(gate), evidence_(evidence) {
-  const std::string schema = fmt::format("tare.gate.{}/v1", gate);
+Judging::Judging(std::string_view gate, const Json& evidence)
+    : Judging(gate, evidence, fmt::format("tare.gate.{}/v1", gate)) {}
+
+Judging::Judging(std::string_view name, const Json& evidence, std::string_view schema)
+    : gate_(name), evidence_(evidence) {
   const Field at = root().At("schema");
   const std::string got = at.Text();
   if (at.value_ != nullptr && got != schema) {
@@ -404,6 +407,24 @@ GateJudgement Judging::Finish() {
   if (!provisional_.empty()) out.scope["provisional"] = provisional_;
   if (!notes_.empty()) out.scope["notes"] = notes_;
   return out;
+}
+
+GateFinding FindingOf(std::string_view row, std::string_view reason, std::string detail) {
+  const Reason* known = FindReason(reason);
+  TARE_CHECK(known != nullptr) << "no reason " << reason;
+  return {known->verdict, std::string(reason), std::string(row), std::move(detail),
+          std::string(known->next)};
+}
+
+void GateJudgement::Add(std::vector<GateFinding> more) {
+  for (GateFinding& f : more) {
+    if (Gravity(f.verdict) > Gravity(verdict)) {
+      verdict = f.verdict;
+      reason = f.reason;
+      scope["covers"] = Json::array();
+    }
+    findings.push_back(std::move(f));
+  }
 }
 
 GateJudge FindJudge(std::string_view gate) {

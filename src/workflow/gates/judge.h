@@ -61,8 +61,14 @@ struct GateJudgement {
   Json scope;
 
   const GateFinding* Gravest() const;  // the finding that gave the verdict; nullptr for none
-  Json ToJson() const;                 // schema "tare.gate_judgement/1"
+  // Findings from beyond the document (the ledger, the user's contract). A graver one decides, and
+  // what could have been covered is then not.
+  void Add(std::vector<GateFinding> more);
+  Json ToJson() const;  // schema "tare.gate_judgement/1"
 };
+
+// With the usual verdict and next action of its reason.
+GateFinding FindingOf(std::string_view row, std::string_view reason, std::string detail);
 
 class Judging;
 
@@ -132,6 +138,9 @@ class Judging {
   // Checks `evidence` to be an object with "schema": "tare.gate.<gate>/v1". Keeps a reference to
   // it.
   Judging(std::string_view gate, const Json& evidence);
+  // The same for a document of another schema (workflow/claims/claim.h); `name` stands for the
+  // gate.
+  Judging(std::string_view name, const Json& evidence, std::string_view schema);
   Judging(const Judging&) = delete;
   Judging& operator=(const Judging&) = delete;
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "base/reasons.h"
+#include "workflow/claims/claim.h"
+#include "workflow/gates/contract_check.h"
 #include "workflow/gates/table.h"
 #include "workflow/layout.h"
 #include "workflow/signoff.h"
@@ -38,6 +40,7 @@ class TaskJudge {
         continue;
       }
       GateJudgement judged = judge(doc);
+      if (facts_.user) judged.Add(ContractFindings(*facts_.user, doc));
       // A document cannot hold the signature that is made over it: where only the person was
       // missing and the ledger holds a standing sign-off of the step, the stop is passed.
       const bool waited = judged.verdict == Verdict::kWaitingHuman;
@@ -55,6 +58,7 @@ class TaskJudge {
     if (Usable("C7")) Tolerances(docs_.at("C7"));
     if (Usable("C9")) EntryGate(docs_.at("C9"));
     if (Usable("C10")) Delivery(docs_.at("C10"));
+    if (Usable("C10")) Change(docs_.at("C10"));
     out_.acceptances = AcceptancesOf(out_.gates, docs_);
     Conclude();
     return std::move(out_);
@@ -237,6 +241,23 @@ class TaskJudge {
     }
   }
 
+  // BASE: an unrecorded or provisional change of arithmetic refuses the delivery; a whole one is
+  // told to whoever receives it.
+  void Change(const Json& doc) {
+    if (!facts_.change_reason.empty()) {
+      Find("C10", facts_.change_reason, facts_.change_detail);
+      // Provisional is not covered by itself; here it is asked to be delivered.
+      out_.findings.back().verdict = Verdict::kRefused;
+      return;
+    }
+    if (facts_.change_sentence.empty() || Look(doc, "/manifest").is_null()) return;
+    bool told = false;
+    for (const Json& note : Look(doc, "/manifest/notes"))
+      told |= Text(note) == facts_.change_sentence;
+    Require(told, "C10", reason::kChangeUnstated,
+            "the arithmetic was changed, and the delivery's notes do not say so");
+  }
+
   void Conclude() {
     const GateFinding* worst = nullptr;
     const auto look = [&](const std::vector<GateFinding>& findings) {
@@ -364,6 +385,11 @@ Result<TaskJudgement> JudgeTask(Env* env, const std::string& dir) {
     }
   }
   for (const ArtifactRecord& a : state.artifacts) facts.artifacts.insert(a.sha256);
+  if (state.config() != nullptr) facts.user = state.config()->config;
+  const ChangeStatus change = BaselineChangeOf(state, &staleness);
+  facts.change_reason = change.reason;
+  facts.change_detail = change.detail;
+  if (!change.before.empty()) facts.change_sentence = kChangeSentence;
   std::map<std::string, const RunRecord*> latest;
   for (const RunRecord& run : state.runs) {
     if (!run.ended) continue;

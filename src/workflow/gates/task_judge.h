@@ -17,6 +17,7 @@
 
 #include "base/env.h"
 #include "workflow/gates/judge.h"
+#include "workflow/task_config.h"
 
 namespace tare::workflow {
 
@@ -36,6 +37,10 @@ struct LedgerFacts {
   std::map<std::string, std::string> confirmed_by;  // step -> person of a standing sign-off
   std::string requester;
   std::optional<Json> tolerances;  // {"tolerances": [...], "evaluation": {...} or null}
+  std::optional<TaskConfig> user;  // the configuration in force (GEN-04)
+  // A deliberate change of both sides' arithmetic (BASE-01 to BASE-05): why C10 is refused, empty
+  // for none or a whole one, and the sentence that the delivery's notes must then carry.
+  std::string change_reason, change_detail, change_sentence;
 };
 
 // The four acceptances, which no other replaces and which never become one (GEN-07).

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/reasons.h"
 #include "base/sha256.h"
+#include "workflow/claims/claim.h"
 #include "workflow/gates/bench_result.h"
 #include "workflow/gates/table.h"
 #include "workflow/layout.h"
@@ -184,6 +185,11 @@ class Collector {
   }
 
   void Artifacts(const RunRecord& run) {
+    // Numbers of contracts that are not in force any more do not carry over (BASE-05).
+    if (OfEarlierArithmetic(state_, run)) {
+      ++earlier_;
+      return;
+    }
     for (const size_t index : run.artifacts) {
       const ArtifactRecord& artifact = state_.artifacts[index];
       if (artifact.role != Role::kRaw && artifact.role != Role::kMaterial) continue;
@@ -388,6 +394,14 @@ class Collector {
             fmt::format("{} is closed: {} {}", line.step, line.reason, line.detail));
       }
     }
+    if (earlier_ > 0) {
+      out_->not_covered.push_back(fmt::format(
+          "{} runs were made under earlier contracts: their numbers are not shown for the present "
+          "arithmetic",
+          earlier_));
+    }
+    if (!BaselineChangeOf(state_, &staleness_).before.empty())
+      out_->not_covered.push_back(std::string(kChangeSentence));
     out_->not_covered.push_back(
         "every shape, topology, dtype, model and code path that no line of the scope names");
   }
@@ -399,6 +413,7 @@ class Collector {
   TaskReport* out_;
   std::map<std::string, std::vector<std::pair<double, double>>> throughput_;
   std::vector<Source> throughput_sources_;
+  int64_t earlier_ = 0;  // runs of earlier arithmetic
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/verdict.h"
+#include "workflow/claims/claim.h"
 #include "workflow/report/render.h"
 
 namespace tare::workflow {
@@ -174,12 +175,18 @@ std::vector<std::string> LintReport(std::string_view markdown, const State& stat
   if (!split.ok()) wrong.push_back(std::string(split.status().message()));
   const std::string body = split.ok() ? split->first : std::string(markdown);
 
-  const auto names_a_run = [&](std::string_view line) {
+  const auto runs_of = [&](std::string_view line) {
+    std::vector<const RunRecord*> runs;
     for (size_t at = line.find("run "); at != std::string_view::npos;
          at = line.find("run ", at + 4)) {
       const std::string_view id = line.substr(at + 4, 36);
-      if (id.size() == 36 && state.FindRun(std::string(id)) != nullptr) return true;
+      const RunRecord* run = id.size() == 36 ? state.FindRun(std::string(id)) : nullptr;
+      if (run != nullptr) runs.push_back(run);
     }
+    return runs;
+  };
+  const auto names_a_run = [&](std::string_view line) {
+    if (!runs_of(line).empty()) return true;
     return line.find("excluded: ") != std::string_view::npos &&
            line.find("(event ") != std::string_view::npos;
   };
@@ -245,6 +252,14 @@ std::vector<std::string> LintReport(std::string_view markdown, const State& stat
       continue;
     }
     if (!names_a_run(line)) say("a claim without a run of this log");
+    // Of an earlier arithmetic only what says that it does not hold any more.
+    if (section->title == "Failed, stale and excluded" ||
+        line.find("stale") != std::string_view::npos) {
+      continue;
+    }
+    for (const RunRecord* run : runs_of(line)) {
+      if (OfEarlierArithmetic(state, *run)) say("a number or pass of an earlier arithmetic");
+    }
   }
   for (const Section& s : kSections) {
     const auto found = lines_of.find(std::string(s.title));

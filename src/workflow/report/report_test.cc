@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "base/json.h"
+#include "workflow/claims/claim.h"
 #include "workflow/testing_task.h"
 
 namespace tare::workflow {
@@ -256,6 +257,42 @@ TEST_F(ReportTest, LintFindsWhatAHandAdded) {
   std::string unsealed = markdown;
   unsealed.replace(unsealed.find("pass"), 4, "fail");
   EXPECT_THAT(LintReport(unsealed, view_.state), Contains(HasSubstr("SHA-256 in its footer")));
+}
+
+// BASE-03, BASE-05: after a change of contracts no number of before is shown for after, a hand that
+// copies one forward is found, and the report says that old outputs are not promised.
+TEST_F(ReportTest, NumbersOfAnEarlierArithmeticDoNotCarryOver) {
+  std::string before;
+  {
+    auto task = InitTask(&env_, dir_ / "t");
+    for (const char* contracts : {"1", "2"}) {
+      RunSpec spec = Pass("C5", EvidenceKind::kE6);
+      spec.raw = {{"diff.json", fmt::format(R"({{"schema":"tare.diff/1","a":"A{0}","b":"B",)"
+                                            R"("totals":{{"compared":{0}00,"mismatches":0}}}})",
+                                            contracts)},
+                  {"evidence.json", "{\"schema\":\"x\"}\n"}};
+      spec.dependencies = {{DependencyType::kContract, "all", std::string(64, contracts[0])}};
+      const std::string run = AddRun(task.get(), spec);
+      if (before.empty()) {
+        before = run;
+        const TaskReport alone = Collect();
+        EXPECT_EQ(alone.mismatches.size(), 1u);
+        EXPECT_THAT(alone.not_covered, Not(Contains(kChangeSentence)));
+      }
+    }
+  }
+  const TaskReport report = Collect();
+  ASSERT_EQ(report.mismatches.size(), 1u);
+  EXPECT_EQ(report.mismatches[0].compared, 200);
+  EXPECT_THAT(report.not_covered, Contains(kChangeSentence));
+  const std::string markdown = ReportMarkdown(report, "");
+  EXPECT_THAT(LintReport(markdown, view_.state), IsEmpty());
+  std::string copied = SplitFooter(markdown)->first;
+  const std::string heading = "## Comparisons\n\n";
+  copied.insert(copied.find(heading) + heading.size(),
+                "| A1 against B | 100 | 0 |  | pass | run " + before + " |\n");
+  EXPECT_THAT(LintReport(WithFooter(copied, {report.events, report.head}), view_.state),
+              Contains(HasSubstr("earlier arithmetic")));
 }
 
 // GEN-23.
