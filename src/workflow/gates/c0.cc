@@ -71,6 +71,8 @@ struct Route {
   std::map<std::string, std::string> rejected;
   std::vector<std::string> rationale_rows;
   std::string rationale, inventory_sha256;
+  std::string user;                                       // whose choice it was; empty: nobody's
+  std::map<std::string, std::set<std::string>> features;  // needed -> routes that have it
 };
 
 Route ReadRoute(const Field& f) {
@@ -89,6 +91,11 @@ Route ReadRoute(const Field& f) {
   r.rationale = rationale.At("text").Str();
   r.rationale_rows = rationale.At("rows").Strings();
   r.inventory_sha256 = rationale.At("inventory_sha256").Hash();
+  if (const std::optional<Field> user = f.MaybeAt("user_choice"))
+    r.user = user->OneOf({"mlite", "fsdp2", "megatron-bridge", "tare"});
+  if (const std::optional<Field> features = f.MaybeAt("features")) {
+    for (const auto& [name, routes] : features->Members()) r.features[name] = routes.StringSet();
+  }
   return r;
 }
 
@@ -193,9 +200,22 @@ void CheckRoute(Judging* j, const Route& r, const std::vector<Row>& rows,
   const std::string right =
       ChooseRoute({.batch_invariance = r.batch_invariance == "yes",
                    .missing_backwards = missing,
-                   .unsupported = {r.unsupported.begin(), r.unsupported.end()}});
-  j->Require("C0-06", r.chosen == right || r.chosen == "tare", reason::kRouteUnfounded,
-             fmt::format("{} was chosen; the answers lead to {}", r.chosen, right));
+                   .unsupported = {r.unsupported.begin(), r.unsupported.end()},
+                   .user = r.user});
+  j->Require("C0-06", r.chosen == right || (r.chosen == "tare" && r.user.empty()),
+             reason::kRouteUnfounded,
+             r.user.empty() ? fmt::format("{} was chosen; the answers lead to {}", r.chosen, right)
+                            : fmt::format("{} was chosen; the user asks for {}", r.chosen, right));
+  // The default is no excuse for what it lacks, and neither is a choice (GEN-25).
+  j->Require("GEN-25",
+             std::find(r.unsupported.begin(), r.unsupported.end(), r.chosen) == r.unsupported.end(),
+             reason::kRouteLacksFeature, fmt::format("{} cannot run this model", r.chosen));
+  for (const auto& [feature, routes] : r.features) {
+    j->Require(
+        "GEN-25", routes.contains(r.chosen), reason::kRouteLacksFeature,
+        fmt::format("{} is needed and {} does not have it{}", feature, r.chosen,
+                    routes.empty() ? "" : fmt::format(" ({} does)", fmt::join(routes, ", "))));
+  }
   for (const char* route : {"mlite", "fsdp2", "megatron-bridge"}) {
     if (r.chosen == route) continue;
     const auto at = r.rejected.find(route);
@@ -227,6 +247,7 @@ std::string ChooseRoute(const RouteQuestion& q) {
   // mLite first (GEN-25): it reuses the inference forward and takes a backward per operator. The
   // others come in when it cannot run the model; FSDP2 keeps native modules, so a forward of its
   // own is wanted only where bits need not equal inference's and no backward has to be written.
+  if (!q.user.empty()) return q.user;
   const auto fits = [&](const char* route) { return !q.unsupported.contains(route); };
   if (fits("mlite")) return "mlite";
   if (fits("megatron-bridge") && (q.batch_invariance || q.missing_backwards > 0)) {

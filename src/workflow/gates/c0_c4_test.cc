@@ -137,6 +137,38 @@ TEST(GateC0, TheDecisionTableIsOne_C0_06) {
   }
 }
 
+// GEN-25: mLite where the user chose nothing and it fits; a choice stands; what a route lacks is
+// said, whether it was the default or a choice.
+TEST(GateC0, MliteIsTheDefaultAndAChoiceStands) {
+  EXPECT_EQ(ChooseRoute({.batch_invariance = true}), "mlite");
+  EXPECT_EQ(HonestC0()["route"]["chosen"], "mlite");
+  ExpectPass(HonestC0());
+  for (const char* route : {"fsdp2", "megatron-bridge", "mlite"}) {
+    EXPECT_EQ(ChooseRoute({.batch_invariance = true, .user = route}), route);
+    Json doc = With(HonestC0(), "/route/user_choice", route);
+    if (std::string(route) != "mlite") {
+      // The default is not put over the choice ...
+      ExpectFinding(doc, Verdict::kRefused, reason::kRouteUnfounded, "C0-06");
+      // ... and neither is our own trainer.
+      ExpectFinding(With(doc, "/route/chosen", "tare"), Verdict::kRefused, reason::kRouteUnfounded,
+                    "C0-06");
+      doc["route"]["chosen"] = route;
+      doc["route"]["rejected"].erase(route);
+      doc["route"]["rejected"]["mlite"] = "the user asks for another route";
+    }
+    ExpectPass(doc);
+  }
+  Json needs = With(HonestC0(), "/route/features",
+                    Json{{"sliding window", {"mlite", "megatron-bridge"}},
+                         {"attention sink", Json::array({"megatron-bridge"})}});
+  ExpectFinding(needs, Verdict::kRefused, reason::kRouteLacksFeature, "GEN-25");
+  EXPECT_NE(JudgeC0(needs).Gravest()->detail.find("attention sink"), std::string::npos);
+  needs["route"]["features"]["attention sink"].push_back("mlite");
+  ExpectPass(needs);
+  ExpectFinding(With(HonestC0(), "/route/unsupported/mlite", "no sink"), Verdict::kRefused,
+                reason::kRouteUnfounded, "C0-06");
+}
+
 TEST(GateC0, EveryTensorAndOperatorIsInOneRow_C0_07) {
   Json extra = HonestC0();
   extra["tensors"].push_back(
