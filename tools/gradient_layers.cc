@@ -269,10 +269,15 @@ Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dty
     tokens_b.Update(all.data(), all.first(all.size() - 1).size_bytes());
     tokens_b.Update(all.data() + 1, all.first(all.size() - 1).size_bytes());
   }
-  for (const auto& [layer, ids] : tap.decisions) {
-    decided_a.Update(ids.data(), ids.size() * sizeof(int32_t));
-    decided_b.Update(ids.data(), ids.size() * sizeof(int32_t));
-  }
+  // What production decided, as its forward told, against what the reference sent its rows to.
+  const auto decided = [](const trainer::RouterDecisions& all, Sha256* into) {
+    for (const auto& [layer, ids] : all) {
+      into->Update(&layer, sizeof layer);
+      into->Update(ids.data(), ids.size() * sizeof(int32_t));
+    }
+  };
+  decided(tap.decisions, &decided_a);
+  decided(plain.used_decisions(), &decided_b);
   Floats arrived;
   for (const Doubles& d : upstream64) arrived.insert(arrived.end(), d.begin(), d.end());
   out.inputs = Inputs({{"input", {Hex(tokens_a.Finish()), Hex(tokens_b.Finish())}},

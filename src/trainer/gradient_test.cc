@@ -276,6 +276,23 @@ TEST(Gradient, TheWitnessAgreesWithDifferences) {
   const PlainModel<double>::Run run{list[0].tokens, 2, 1.0, dlogprob};
   plain.ZeroGradients();
   const auto logprob = plain.Compute(std::span(&run, 1), decisions.decisions).value();
+  // What it sent its rows to is noted by itself: the same here, and its own where it is given other
+  // decisions or more of them than it has rows.
+  EXPECT_EQ(plain.used_decisions(), decisions.decisions);
+  {
+    PlainModel<double> other = PlainModel<double>::Create(&Pool(), t->model()).value();
+    const PlainModel<double>::Run forward{list[0].tokens, 2, 1.0, {}};
+    RouterDecisions given = decisions.decisions;
+    ASSERT_FALSE(given.empty());
+    std::vector<int32_t>& row = given.begin()->second;
+    std::swap(row[0], row[1]);
+    ASSERT_TRUE(other.Compute(std::span(&forward, 1), given).ok());
+    EXPECT_EQ(other.used_decisions(), given);
+    EXPECT_NE(other.used_decisions(), decisions.decisions);
+    row.push_back(0);
+    ASSERT_TRUE(other.Compute(std::span(&forward, 1), given).ok());
+    EXPECT_NE(other.used_decisions(), given);
+  }
   Weights w;
   for (const auto& [name, tensor] : t->model().NamedTensors().value()) {
     for (int64_t i = 0; i < tensor.elements(); ++i) {

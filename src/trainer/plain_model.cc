@@ -77,6 +77,7 @@ struct PlainModel<Real>::Layer {
   Vec gate_up, act;             // dense
   Vec probs;                    // router: over all experts
   std::vector<Expert> experts;  // rows * top_k
+  std::vector<int32_t> used;    // experts in the order in which rows were sent to them
 };
 
 template <typename Real>
@@ -373,6 +374,7 @@ void PlainModel<Real>::Experts(int64_t layer, int64_t rows, const int32_t* chose
     for (int64_t i = 0; i < c_.top_k; ++i) {
       const int64_t e = chosen[t * c_.top_k + i];
       Expert& x_of = s->experts[static_cast<size_t>(t * c_.top_k + i)];
+      s->used.push_back(static_cast<int32_t>(e));
       x_of.weight = c_.renormalise ? p[e] / taken : p[e];
       Linear(x, 1, W(id.gate_up) + e * 2 * width * hidden, 2 * width, hidden, nullptr,
              &x_of.gate_up);
@@ -434,6 +436,7 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
   std::vector<Vec> logprobs;
   const int64_t hidden = c_.hidden;
   int64_t first_row = 0;
+  used_.clear();
   for (const Run& run : runs) {
     const int64_t rows = static_cast<int64_t>(run.tokens.size()) - 1;
     const int64_t targets = rows + 1 - run.prompt_tokens;
@@ -484,6 +487,8 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
         if (chosen == nullptr)
           return InvalidArgument("plain model: no router decisions for layer {}", l);
         Experts(static_cast<int64_t>(l), rows, chosen, &s, &out);
+        std::vector<int32_t>& used = used_[static_cast<int>(l)];
+        used.insert(used.end(), s.used.begin(), s.used.end());
       } else {
         Linear(s.x_mlp, rows, W(id.gate_up), 2 * c_.intermediate, hidden, W(id.gate_up_bias),
                &s.gate_up);

@@ -57,6 +57,10 @@ class PlainModel {
   Result<std::vector<std::vector<Real>>> Compute(std::span<const Run> runs,
                                                  const RouterDecisions& decisions);
 
+  // The experts that the last Compute sent rows to, noted where it did so: what the witness used,
+  // to be held against what the product decided.
+  const RouterDecisions& used_decisions() const { return used_; }
+
   const std::vector<Real>& weight(int parameter) const { return weights_[at(parameter)]; }
   std::vector<Real>& mutable_weight(int parameter) { return weights_[at(parameter)]; }
   // In the shape of the parameter; empty before ZeroGradients.
@@ -96,6 +100,7 @@ class PlainModel {
   std::vector<models::LayerParameters> ids_;
   int embedding_, final_norm_, head_;
   std::vector<Vec> weights_, gradients_;
+  RouterDecisions used_;
 };
 
 extern template class PlainModel<float>;
