@@ -13,11 +13,13 @@
 #include <memory>
 
 #include "base/fault.h"
+#include "base/reasons.h"
 #include "base/sha256.h"
 #include "models/load_tokenizer.h"
 #include "models/model.h"
 #include "numerics/fp_environment.h"
 #include "tools/command.h"
+#include "trainer/backward_case.h"
 #include "trainer/checkpoint.h"
 #include "trainer/control.h"
 #include "trainer/schedule.h"
@@ -27,7 +29,7 @@ namespace tare {
 namespace {
 
 struct Options {
-  std::string model, text, out, resume, faults;
+  std::string model, text, out, resume, faults, check;
   std::string profile = "ieee-f32", arm = "production";
   int64_t steps = 10, batch = 8, max_tokens = 256;
   double lr = 1e-4, min_lr_ratio = 0;
@@ -91,7 +93,8 @@ Result<double> HeldOutLoss(trainer::Trainer* t, const Data& data) {
   return sum / static_cast<double>(count);
 }
 
-Status Train(const Options& o) {
+// kPass, or kFail when --check-backward kept a case.
+Result<Verdict> Train(const Options& o) {
   TARE_RETURN_IF_ERROR(fault::Select(o.faults));
   const std::optional<Profile> profile = ParseProfile(o.profile);
   if (!profile) return InvalidArgument("--profile {}: ieee-f32 or sm90-mma", o.profile);
@@ -134,6 +137,17 @@ Status Train(const Options& o) {
       batch.push_back(
           data.train[static_cast<size_t>(progress.data_position++) % data.train.size()]);
     }
+    if (!o.check.empty()) {
+      TARE_ASSIGN_OR_RETURN(const trainer::BackwardFinding found,
+                            trainer::TryBackward(&pool, trainer.get(), batch));
+      if (!found.within) {
+        TARE_RETURN_IF_ERROR(trainer::SaveBackwardCase(Env::Real(), trainer.get(), o.model, batch,
+                                                       progress, found, o.check));
+        fmt::print("step {}: the gradient of {} is off by {:.3g}, allowed {}; kept in {}\n",
+                   trainer->step() + 1, found.parameter, found.error, found.tolerance, o.check);
+        return Verdict::kFail;
+      }
+    }
     TARE_ASSIGN_OR_RETURN(const trainer::LossReport loss,
                           trainer->Accumulate(batch, trainer::Loss::kCrossEntropy, {}, "now"));
     const int64_t optimizer_start = Env::Real()->MonotonicNs();
@@ -163,7 +177,7 @@ Status Train(const Options& o) {
   TARE_ASSIGN_OR_RETURN(const std::string hash, trainer->DeployedHash());
   fmt::print("held-out loss {:.6f} -> {:.6f}  {:.2f} s  weights {}\n", before, after, seconds,
              hash);
-  if (o.out.empty()) return Ok();
+  if (o.out.empty()) return Verdict::kPass;
   TARE_RETURN_IF_ERROR(Env::Real()->CreateDirs(o.out));
   // The training baseline is a record of another kind than the arms that are compared with it.
   const Json record{
@@ -187,7 +201,8 @@ Status Train(const Options& o) {
       {"steps", steps}};
   TARE_RETURN_IF_ERROR(Env::Real()->WriteFileAtomic(o.out + "/train.json", record.dump(1) + "\n"));
   TARE_RETURN_IF_ERROR(trainer::SaveState(Env::Real(), trainer.get(), progress, o.out + "/state"));
-  return trainer::PublishWeights(Env::Real(), *trainer, o.model, o.out + "/weights");
+  TARE_RETURN_IF_ERROR(trainer::PublishWeights(Env::Real(), *trainer, o.model, o.out + "/weights"));
+  return Verdict::kPass;
 }
 
 }  // namespace
@@ -220,10 +235,16 @@ TARE_COMMAND(train, [](CLI::App& root) {
       ->capture_default_str();
   app->add_flag("--recompute", o->recompute,
                 "backward computes each layer again: less memory, equal bits");
+  app->add_option("--check-backward", o->check,
+                  "hold every step's gradient against float64; the first that is off is kept as a "
+                  "case in this new directory (tare backward-case)");
   app->add_option("--fault", o->faults, "planted faults, name@trainer,...");
   app->callback([o] {
-    const Status s = Train(*o);
-    SetExit(s.ok() ? 0 : ReportError(s));
+    const Result<Verdict> v = Train(*o);
+    if (!v.ok()) return SetExit(ReportError(v.status()));
+    std::fflush(stdout);
+    if (*v == Verdict::kFail) PrintReason(*v, reason::kGradientOff);
+    SetExit(ExitCode(*v));
   });
 });
 
