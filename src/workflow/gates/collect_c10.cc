@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "workflow/gates/collect_loop.h"
@@ -23,16 +24,33 @@ Json RecipeJson(const Recipe& recipe) {
   return out;
 }
 
+// Waves of requests in an arm: enough for a window in which the machine's clock ticks (10 ms) can
+// tell a tenth of it, from one short round of the native arm. Both arms of a point have the same.
+constexpr double kWindowSeconds = 0.5;
+constexpr int64_t kFewWaves = 4, kMostWaves = 256;
+Result<int64_t> WavesFor(Collecting* c, const Json& agreement, int64_t concurrency) {
+  TARE_ASSIGN_OR_RETURN(
+      const Ran ran,
+      c->Tare(EvidenceKind::kE1,
+              {"bench", "closed", c->model(), "--arm", "native", "--concurrency",
+               std::to_string(concurrency), "--input-len", agreement.at("input_tokens"),
+               "--output-len", agreement.at("output_tokens"), "--rounds", "1", "--waves",
+               std::to_string(kFewWaves), "--json"}));
+  const double seconds = ran.json.at("rounds").at(0).at("seconds").get<double>();
+  const double wanted = std::ceil(kFewWaves * kWindowSeconds / std::max(seconds, 1e-4));
+  return std::clamp(static_cast<int64_t>(wanted), kFewWaves, kMostWaves);
+}
+
 // One arm of one pair: a fresh engine in a fresh process. `salt` gives the pair its own requests.
 Result<Json> Arm(Collecting* c, const Json& facts, const Json& agreement, int64_t concurrency,
-                 bool on, int64_t salt, BenchArm* out) {
+                 int64_t waves, bool on, int64_t salt, BenchArm* out) {
   TARE_ASSIGN_OR_RETURN(
       const Ran ran,
       c->Tare(EvidenceKind::kE10,
               {"bench", "closed", c->model(), "--arm", on ? "invariant" : "native", "--concurrency",
                std::to_string(concurrency), "--input-len", agreement.at("input_tokens"),
-               "--output-len", agreement.at("output_tokens"), "--rounds", "1", "--waves", "4",
-               "--salt", std::to_string(salt), "--json"}));
+               "--output-len", agreement.at("output_tokens"), "--rounds", "1", "--waves",
+               std::to_string(waves), "--salt", std::to_string(salt), "--json"}));
   const Json& round = ran.json.at("rounds").at(0);
   int64_t input = 0;
   for (const Json& n : round.at("input_tokens")) input += n.get<int64_t>();
@@ -68,14 +86,15 @@ Result<Json> PairingOf(Collecting* c, const Json& facts, const Json& agreement) 
   for (const std::string& text : AgreedList(agreed, "concurrency")) {
     Json list = Json::array();
     BenchPoint point;
+    TARE_ASSIGN_OR_RETURN(const int64_t waves, WavesFor(c, agreement, std::stoll(text)));
     for (int64_t i = 0; i < pairs; ++i, ++salt) {
       // off on, on off, on off, off on: drift meets both arms alike.
       const bool off_first = i % 4 == 0 || i % 4 == 3;
       BenchPair pair;
       Json arms[2];
       for (const bool on : {!off_first, off_first}) {
-        TARE_ASSIGN_OR_RETURN(arms[on ? 1 : 0], Arm(c, facts, agreement, std::stoll(text), on, salt,
-                                                    on ? &pair.on : &pair.off));
+        TARE_ASSIGN_OR_RETURN(arms[on ? 1 : 0], Arm(c, facts, agreement, std::stoll(text), waves,
+                                                    on, salt, on ? &pair.on : &pair.off));
       }
       list.push_back(
           {{"order", off_first ? "off first" : "on first"}, {"off", arms[0]}, {"on", arms[1]}});
