@@ -1,5 +1,9 @@
 // Planted faults of the row operators: each test first shows that two runs agree bit by bit, then
-// that the fault flips bits on data chosen to expose it, on its own side alone.
+// that the fault flips bits on data chosen to expose it, on its own side alone. Each is known by
+// the operator that it sits in. Among them: where a cast stands (NUM-02: before or after an add or
+// a scale; the accumulator's dtype in linear/linear_test.cc), the epilogue (NUM-06: residual and
+// activation before or after the cast; the bias in linear/linear_test.cc), what enters the
+// log-softmax (NUM-07), and experts combined in another order than the contract's (DISC-03).
 
 #include <gtest/gtest.h>
 

@@ -434,7 +434,8 @@ TEST(BundleTest, AFieldChangedWithoutSealingIsSeen) {
   EXPECT_EQ(seen, changed);
 }
 
-// GEN-07: forward, backward, quality and performance apart; no combination makes one green.
+// GEN-07: forward, backward, quality and performance apart; no combination makes one green. BWD-01:
+// forward parity alone leaves the others not covered.
 TEST(BundleTest, FourAcceptancesStayApart) {
   const Honest& honest = TheHonestTask();
   for (int mask = 0; mask < 16; ++mask) {
@@ -462,6 +463,14 @@ TEST(BundleTest, FourAcceptancesStayApart) {
     EXPECT_EQ(a.backward == Verdict::kPass, (mask & 2) != 0) << mask;
     EXPECT_EQ(a.quality == Verdict::kPass, (mask & 4) != 0) << mask;
     EXPECT_EQ(a.performance == Verdict::kPass, (mask & 8) != 0) << mask;
+    for (const auto& [bit, verdict] : {std::pair<int, Verdict>{1, a.forward},
+                                       {2, a.backward},
+                                       {4, a.quality},
+                                       {8, a.performance}}) {
+      if (!(mask & (bit == 2 ? 6 : bit))) {
+        EXPECT_EQ(verdict, Verdict::kNotCovered) << mask;
+      }
+    }
     const Json json = a.ToJson();
     EXPECT_EQ(json.size(), 4u);
     for (const auto& [name, state] : json.items()) EXPECT_TRUE(state.contains("verdict")) << name;
