@@ -182,12 +182,11 @@ Result<Shrunk> ShrinkBackwardCase(ThreadPool* pool, Trainer* trainer,
     return Error(Code::kPrecondition,
                  "every gradient lies inside its tolerance: nothing to shrink");
   }
-  const std::string blamed = best.finding.parameter;
   const auto still = [&](std::vector<Sequence> smaller) -> Result<bool> {
     if (best.tries >= max_tries) return false;
     ++best.tries;
     TARE_ASSIGN_OR_RETURN(BackwardFinding f, TryBackward(pool, trainer, smaller));
-    if (f.within || f.parameter != blamed) return false;
+    if (f.within) return false;  // which parameter is worst may change with the data
     best.batch = std::move(smaller);
     best.finding = std::move(f);
     return true;
