@@ -134,6 +134,8 @@ TEST_F(LoopTest, TwoStepsPass) {
       {"/updates/0/kl_coef", 1, reason::kGradientNotMeaningful},
       {"/updates/0/ratio_not_one", 1, reason::kRatioNotOne},
       {"/updates/1/deployed_after", "0", reason::kWeightHashMismatch},
+      {"/updates/0/publish/engine/sha256", "0", reason::kWeightHashMismatch},
+      {"/updates/0/deployed_before", "0", reason::kReceiptContradicted},
       {"/updates", Json::array(), reason::kLoopIncomplete},
       {"/config/steps", 1, reason::kLoopIncomplete},
       {"/rounds/0/weights", Json(nullptr), reason::kReceiptMalformed},
@@ -144,6 +146,14 @@ TEST_F(LoopTest, TwoStepsPass) {
     bool found = false;
     for (const auto& f : j.findings) found |= f.reason == c.reason;
     EXPECT_TRUE(found) << c.pointer << "\n" << j.ToJson().dump(1);
+  }
+  // An update and its publish that agree, on weights that the next round did not have.
+  {
+    Json forged = r.receipt;
+    forged["updates"][0]["deployed_after"] = forged["updates"][0]["publish"]["engine"]["sha256"] =
+        "0";
+    const Judgement j = judge(forged);
+    EXPECT_EQ(j.reason, reason::kReceiptContradicted) << j.ToJson().dump(1);
   }
   // One ulp in one logprob of one dump, with its digest corrected: the bits decide (C5-07).
   for (const char* path : {"rollout", "score", "train"}) {
