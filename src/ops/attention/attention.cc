@@ -108,8 +108,9 @@ struct Block {
 
 // The splits of one row and KV head. Whoever finishes the last one joins them, in order.
 struct Decode {
+  Decode(int64_t first, int64_t count) : first_split(first), splits(count), left(count) {}
   int64_t first_split, splits;
-  float* sums;  // splits x DecodeSplitFloats
+  float* sums = nullptr;  // splits x DecodeSplitFloats
   std::atomic<int64_t> left;
 };
 
@@ -134,7 +135,7 @@ void ForwardFast(const Ctx& ctx, const Params& p, const Args& a, bool sm90) {
         }
       }
       for (int64_t kv = 0; kv < p.kv_heads; ++kv) {
-        decode.emplace_back(first, count, nullptr, count);
+        decode.emplace_back(first, count);
         floats += count * DecodeSplitFloats(p);
       }
       continue;
