@@ -53,11 +53,8 @@ Result<Run> RunOn(ThreadPool* pool, Device device,
   load.device = device;
   load.pack = device == Device::kCpu;
   load.side = side;
-  int64_t longest = 1, tokens = 0;
-  for (const auto& s : sequences) {
-    longest = std::max(longest, static_cast<int64_t>(s.size()));
-    tokens += static_cast<int64_t>(s.size());
-  }
+  int64_t longest = 1;
+  for (const auto& s : sequences) longest = std::max(longest, static_cast<int64_t>(s.size()));
   load.max_positions = longest;
   TARE_ASSIGN_OR_RETURN(const Model model, make(load));
   std::vector<std::vector<int32_t>> targets;
