@@ -85,9 +85,9 @@ std::string Contradiction(const State& state, Staleness* staleness, const RunRec
   if (r.value("fresh", false) != fresh)
     return fresh ? "its run is fresh, and is given as stale" : "its run is stale, not fresh";
   for (const auto& [id, digest] : r.at("depends").items()) {
-    const auto at =
-        std::find_if(run.dependencies.begin(), run.dependencies.end(),
-                     [&](const Dependency& d) { return DependencyId(d.type, d.name) == id; });
+    const auto at = std::find_if(
+        run.dependencies.begin(), run.dependencies.end(),
+        [&, id = id](const Dependency& d) { return DependencyId(d.type, d.name) == id; });
     if (at == run.dependencies.end()) return fmt::format("its run declares no input {}", id);
     if (Json(at->digest) != digest) return fmt::format("its run had another {}", id);
   }

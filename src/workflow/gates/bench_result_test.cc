@@ -48,7 +48,7 @@ BenchVerdict Judge(const std::vector<std::string>& names, const char* before, co
     EXPECT_EQ(judged_.reason, code) << judged_.ToJson();                 \
   } while (false)
 
-const BenchRequirement kShort{64, 32, {}, 2, 32}, kLong{256, 32, {}, 2, 32};
+const BenchRequirement kLong{256, 32, {}, 2, 32};
 
 // C1-10, C10-10: the clean runs of both clients pass, the harmless look-alike too: it repeats its
 // prompts, but no cache block is short enough to be hit.
