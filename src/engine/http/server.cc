@@ -7,6 +7,7 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <deque>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_set>
@@ -49,8 +50,10 @@ struct Shared {
   ServerConfig config;
   Handler handler;
   Counters counters;
-  std::unordered_set<Session*> sessions;  // the server's thread only
-  bool stopping = false;                  // the server's thread only
+  // Who holds a responder last ends its session, on whatever thread.
+  std::mutex sessions_mutex;
+  std::unordered_set<Session*> sessions;
+  bool stopping = false;  // the server's thread only
 };
 
 // One connection. Everything runs on the io thread; Responder calls from elsewhere are posted.
@@ -58,10 +61,12 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(std::shared_ptr<Shared> shared, tcp::socket socket)
       : shared_(std::move(shared)), stream_(std::move(socket)), read_timer_(shared_->io) {
+    const std::lock_guard lock(shared_->sessions_mutex);
     shared_->sessions.insert(this);
     shared_->counters.connections++;
   }
   ~Session() {
+    const std::lock_guard lock(shared_->sessions_mutex);
     shared_->sessions.erase(this);
     shared_->counters.connections--;
   }
@@ -435,7 +440,11 @@ class AsioServer : public Server {
  private:
   std::vector<std::shared_ptr<Session>> Live() {
     std::vector<std::shared_ptr<Session>> live;
-    for (Session* s : shared_->sessions) live.push_back(s->shared_from_this());
+    const std::lock_guard lock(shared_->sessions_mutex);
+    // One whose last holder is just letting go waits for this lock to leave.
+    for (Session* s : shared_->sessions) {
+      if (auto held = s->weak_from_this().lock()) live.push_back(std::move(held));
+    }
     return live;
   }
 
@@ -446,7 +455,10 @@ class AsioServer : public Server {
         shared_->counters.accepted++;
         error_code ignored;
         socket.set_option(tcp::no_delay(true), ignored);
-        const bool full = std::ssize(shared_->sessions) >= shared_->config.max_connections;
+        const bool full = [&] {
+          const std::lock_guard lock(shared_->sessions_mutex);
+          return std::ssize(shared_->sessions) >= shared_->config.max_connections;
+        }();
         const auto session = std::make_shared<Session>(shared_, std::move(socket));
         if (full) {
           session->Refuse(503);
