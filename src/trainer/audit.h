@@ -36,6 +36,10 @@ inline constexpr double kGradientTolerance = 5e-3;
 inline constexpr double kBf16Tolerance = 0.1;
 inline constexpr double kLossTolerance = 1e-3;
 
+// |g - G| / |G| of a gradient `g` (as many elements as `want`) against its reference G in f64; 1
+// where the reference is zero and the gradient is not; infinity where any element is not finite.
+double GradientError(const float* g, const std::vector<double>& want);
+
 struct AuditRow {
   std::string name;
   int64_t elements = 0;

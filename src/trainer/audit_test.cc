@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 
 #include "models/mini.h"
@@ -62,6 +63,21 @@ TEST(Audit, FaultsOfLossBackwardAndOptimizerAreCaught) {
     EXPECT_TRUE(caught) << fault;
     ASSERT_FALSE(reports.empty());
     EXPECT_EQ(reports[0].reference, reference) << fault;
+  }
+}
+
+// What is not finite is the largest error there is: a sum that turns into NaN would compare as
+// none.
+TEST(Audit, AGradientThatIsNotFiniteIsOff) {
+  const std::vector<double> want = {3, 4}, zero = {0, 0};
+  EXPECT_DOUBLE_EQ(GradientError(std::vector<float>{3, 9}.data(), want), 1);
+  EXPECT_EQ(GradientError(std::vector<float>{3, 4}.data(), want), 0);
+  EXPECT_EQ(GradientError(std::vector<float>{0, 1}.data(), zero), 1);
+  EXPECT_EQ(GradientError(std::vector<float>{0, 0}.data(), zero), 0);
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(GradientError(std::vector<float>{3, bad}.data(), want),
+              std::numeric_limits<double>::infinity());
   }
 }
 

@@ -1,7 +1,6 @@
 #include "trainer/backward_case.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "base/fault.h"
@@ -113,23 +112,15 @@ Result<BackwardFinding> TryBackward(ThreadPool* pool, Trainer* trainer,
   const std::vector<models::Parameter>& parameters = trainer->model().parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Tensor& g = trainer->gradient(static_cast<int>(i));
-    const std::vector<double>& want = plain.gradient(static_cast<int>(i));
     digest.Update(g.data(), static_cast<size_t>(g.size_bytes()));
-    double off = 0, size = 0;
-    for (int64_t k = 0; k < g.elements(); ++k) {
-      const double w = want[static_cast<size_t>(k)];
-      const double d = static_cast<double>(g.as<float>()[k]) - w;
-      off += d * d;
-      size += w * w;
-    }
-    const double error = size > 0 ? std::sqrt(off / size) : (off > 0 ? INFINITY : 0);
+    const double error = GradientError(g.as<float>(), plain.gradient(static_cast<int>(i)));
     const double tolerance =
         parameters[i].value.dtype() == DType::kF32 ? kGradientTolerance : kBf16Tolerance;
     out.within = out.within && error <= tolerance;
     if (error / tolerance <= worst) continue;
     worst = error / tolerance;
     out.parameter = parameters[i].name;
-    out.error = std::min(error, 1e300);
+    out.error = std::min(error, 1e300);  // JSON has no infinity
     out.tolerance = tolerance;
   }
   out.gradient_sha256 = Hex(digest.Finish());
