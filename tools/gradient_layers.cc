@@ -65,8 +65,19 @@ Floats Values(int64_t count, uint32_t seed) {
 Doubles Wide(const Floats& v) { return {v.begin(), v.end()}; }
 
 // What production read, and what the reference did, as f32 words.
-std::pair<std::string, std::string> Read(const Floats& production, const Doubles& reference) {
+using Sides = std::pair<std::string, std::string>;
+Sides Read(const Floats& production, const Doubles& reference) {
   return {DigestOf(production), DigestOf(Floats(reference.begin(), reference.end()))};
+}
+
+// The case of one operator. What its forward saved is its input, or is made anew from it.
+Json OperatorCase(const std::string& where, const Sides& input, const Sides& weights,
+                  const Sides& upstream, Json quantities) {
+  return CaseOf(
+      where, "f32",
+      Inputs(
+          {{"input", input}, {"weights", weights}, {"saved state", input}, {"upstream", upstream}}),
+      std::move(quantities));
 }
 
 Result<Json> LinearCase(ThreadPool* pool, const ModelConfig& c) {
@@ -106,13 +117,10 @@ Result<Json> LinearCase(ThreadPool* pool, const ModelConfig& c) {
       }
     }
   }
-  return CaseOf(fmt::format("linear {}x{}x{}", kRows, n, k), "f32",
-                Inputs({{"input", Read(x, x64)},
-                        {"weights", Read(w, w64)},
-                        {"saved state", Read(x, x64)},
-                        {"upstream", Read(dy, dy64)}}),
-                Json::array({GradientQuantity("dx", "operator", dx, want_x),
-                             GradientQuantity("dw", "operator", dw, want_w)}));
+  return OperatorCase(fmt::format("linear {}x{}x{}", kRows, n, k), Read(x, x64), Read(w, w64),
+                      Read(dy, dy64),
+                      Json::array({GradientQuantity("dx", "operator", dx, want_x),
+                                   GradientQuantity("dw", "operator", dw, want_w)}));
 }
 
 Result<Json> NormCase(ThreadPool* pool, const ModelConfig& c) {
@@ -161,13 +169,10 @@ Result<Json> NormCase(ThreadPool* pool, const ModelConfig& c) {
     }
   }
   // The reference makes its statistic anew from the same input; what was saved is that statistic.
-  return CaseOf(fmt::format("rmsnorm {}x{}", kRows, h), "f32",
-                Inputs({{"input", Read(x, x64)},
-                        {"weights", Read(w, w64)},
-                        {"saved state", Read(x, x64)},
-                        {"upstream", Read(dy, dy64)}}),
-                Json::array({GradientQuantity("dx", "operator", dx, want_x),
-                             GradientQuantity("dw", "operator", dw, want_w)}));
+  return OperatorCase(fmt::format("rmsnorm {}x{}", kRows, h), Read(x, x64), Read(w, w64),
+                      Read(dy, dy64),
+                      Json::array({GradientQuantity("dx", "operator", dx, want_x),
+                                   GradientQuantity("dw", "operator", dw, want_w)}));
 }
 
 Result<Json> GateCase(ThreadPool* pool, const ModelConfig& c) {
@@ -195,13 +200,10 @@ Result<Json> GateCase(ThreadPool* pool, const ModelConfig& c) {
     want_up[i] = dy64[i] * g * s;
     want_gate[i] = dy64[i] * up64[i] * s * (1 + g * (1 - s));
   }
-  return CaseOf(fmt::format("gate {}x{}", kRows, n), "f32",
-                Inputs({{"input", Read(gate, gate64)},
-                        {"weights", Read(up, up64)},
-                        {"saved state", Read(gate, gate64)},
-                        {"upstream", Read(dy, dy64)}}),
-                Json::array({GradientQuantity("dgate", "operator", dgate, want_gate),
-                             GradientQuantity("dup", "operator", dup, want_up)}));
+  return OperatorCase(fmt::format("gate {}x{}", kRows, n), Read(gate, gate64), Read(up, up64),
+                      Read(dy, dy64),
+                      Json::array({GradientQuantity("dgate", "operator", dgate, want_gate),
+                                   GradientQuantity("dup", "operator", dup, want_up)}));
 }
 
 // ---- modules and the model, against trainer/plain_model.h
