@@ -19,15 +19,6 @@ TextMap ReadTexts(const Field& f, size_t min = 0) {
   return out;
 }
 
-ScopeBox Box(const std::string& shape, const std::string& path) {
-  return {.shape = {shape},
-          .topology = {"as recorded"},
-          .dtype = {"as recorded"},
-          .model = {"as recorded"},
-          .path = {path},
-          .contracts = {}};
-}
-
 struct Counts {
   int64_t compared = 0, mismatches = 0;
   std::string first;
@@ -106,7 +97,7 @@ GateJudgement JudgeFirstCause(const Json& document) {
     j.Find(Verdict::kInconclusive, "SHAPE-13", reason::kCandidateOnly,
            fmt::format("{} of layer {} is a candidate, and is called one", name, layer));
   }
-  j.Cover(Box(fmt::format("{} positions", tokens), name));
+  j.Cover(BoxOf({.shape = {fmt::format("{} positions", tokens)}, .path = name}));
   return j.Finish();
 }
 
@@ -137,7 +128,7 @@ GateJudgement JudgeEqualOutput(const Json& document) {
                        fmt::join(other, "; ")));
   }
   if (formula_a != formula_b) j.Note("the formulas are written differently");
-  j.Cover(Box(fmt::format("{} elements", counts.compared), "output"));
+  j.Cover(BoxOf({.shape = {fmt::format("{} elements", counts.compared)}, .path = "output"}));
   return j.Finish();
 }
 
@@ -170,7 +161,7 @@ GateJudgement JudgeOneRecurrence(const Json& document) {
   if (!matched && counts.mismatches == 0 && counts.compared > 0) {
     j.Note("equal on these inputs only: what is not matched may round apart on others");
   }
-  j.Cover(Box(fmt::format("{} elements", counts.compared), "recurrence"));
+  j.Cover(BoxOf({.shape = {fmt::format("{} elements", counts.compared)}, .path = "recurrence"}));
   return j.Finish();
 }
 
@@ -230,7 +221,7 @@ GateJudgement JudgeQuantisedView(const Json& document) {
           fmt::format("{}: the {}'s quantised bytes are not those of the weights", theta, side));
     }
   }
-  j.Cover(Box(fmt::format("{} versions", versions.size()), format));
+  j.Cover(BoxOf({.shape = {fmt::format("{} versions", versions.size())}, .path = format}));
   return j.Finish();
 }
 
@@ -264,7 +255,8 @@ GateJudgement JudgeRewrite(const Json& document) {
     j.Require("NUM-12", record && record->Passes(), reason::kRewriteUnproven,
               "no passed run stands behind the proof");
   }
-  j.Cover(Box(kind == "exhaustive" ? fmt::format("{} inputs", domain) : "derived", change));
+  j.Cover(BoxOf({.shape = {kind == "exhaustive" ? fmt::format("{} inputs", domain) : "derived"},
+                 .path = change}));
   return j.Finish();
 }
 
@@ -299,7 +291,7 @@ GateJudgement JudgeCallRecord(const Json& document) {
                         fmt::join(b.order, " ")));
   j.Require("NUM-09", a.boundary == b.boundary, reason::kCallDiffers,
             fmt::format("{}: compile boundary {} against {}", name, a.boundary, b.boundary));
-  j.Cover(Box("one call", name));
+  j.Cover(BoxOf({.shape = {"one call"}, .path = name}));
   return j.Finish();
 }
 

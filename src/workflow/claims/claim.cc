@@ -186,6 +186,15 @@ const ClaimSpec* ClaimOfSchema(std::string_view schema) {
   return FindClaim(schema);
 }
 
+ScopeBox BoxOf(ClaimScope scope) {
+  return {.shape = std::move(scope.shape),
+          .topology = {std::move(scope.topology)},
+          .dtype = {"as recorded"},
+          .model = {std::move(scope.model)},
+          .path = {std::move(scope.path)},
+          .contracts = {}};
+}
+
 bool TimeBefore(const std::string& a, const std::string& b) {
   // The part up to the second orders as text; a missing fraction is .0.
   const auto fraction = [](const std::string& t) {

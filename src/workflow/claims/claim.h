@@ -50,6 +50,13 @@ const ClaimSpec* FindClaim(std::string_view name);  // nullptr: no such claim
 // "tare.claim.<name>/v1"; nullptr for any other schema.
 const ClaimSpec* ClaimOfSchema(std::string_view schema);
 
+// What a claim covers; what it does not narrow is as the records say.
+struct ClaimScope {
+  std::vector<std::string> shape;
+  std::string topology = "as recorded", model = "as recorded", path = "claim";
+};
+ScopeBox BoxOf(ClaimScope scope);
+
 // RFC 3339 UTC times of either precision: is `a` before `b`?
 bool TimeBefore(const std::string& a, const std::string& b);
 

@@ -12,8 +12,32 @@
 namespace tare::workflow {
 namespace {
 
+// A task, claims judged in it, and references to its runs.
+class InTask : public ::testing::Test {
+ protected:
+  Json RefTo(const std::string& run_id, const Json& depends = Json::object()) {
+    const auto view = ReadTask(&env_, dir_ / "t");
+    const RunRecord* run = view->state.FindRun(run_id);
+    Staleness staleness(view->state);
+    return {{"artifact", view->state.ArtifactOf(*run, Role::kRaw)->sha256},
+            {"kind", EvidenceKindName(*run->kind)},
+            {"verdict", VerdictName(run->conclusion->verdict)},
+            {"fresh", !staleness.Of(*run).has_value()},
+            {"time", run->finished.substr(0, 19) + "Z"},
+            {"depends", depends}};
+  }
+  RunGateReport Judge(const Json& doc) {
+    auto report = JudgeClaimDocument(&env_, "ann", dir_ / "t", doc);
+    EXPECT_TRUE(report.ok()) << report.status().ToString();
+    return report.ok() ? *report : RunGateReport();
+  }
+
+  TempDir dir_;
+  TestEnv env_;
+};
+
 // In a task: references are held to the ledger, and the claim is recorded with what came out.
-class ClaimInTask : public ::testing::Test {
+class ClaimInTask : public InTask {
  protected:
   void SetUp() override {
     auto task = InitTask(&env_, dir_ / "t");
@@ -35,17 +59,6 @@ class ClaimInTask : public ::testing::Test {
       *id = AddRun(task.get(), spec);
     }
   }
-  Json RefTo(const std::string& run_id, const Json& depends = Json::object()) {
-    const auto view = ReadTask(&env_, dir_ / "t");
-    const RunRecord* run = view->state.FindRun(run_id);
-    Staleness staleness(view->state);
-    return {{"artifact", view->state.ArtifactOf(*run, Role::kRaw)->sha256},
-            {"kind", EvidenceKindName(*run->kind)},
-            {"verdict", VerdictName(run->conclusion->verdict)},
-            {"fresh", !staleness.Of(*run).has_value()},
-            {"time", run->finished.substr(0, 19) + "Z"},
-            {"depends", depends}};
-  }
   Json Closed() {
     const Json fixed = {{"tool:tare", ClaimHash("fixed program")},
                         {"weights:model", ClaimHash("weights")}};
@@ -56,14 +69,7 @@ class ClaimInTask : public ::testing::Test {
     doc["fix"]["time"] = "2020-01-01T00:00:00Z";
     return doc;
   }
-  RunGateReport Judge(const Json& doc) {
-    auto report = JudgeClaimDocument(&env_, "ann", dir_ / "t", doc);
-    EXPECT_TRUE(report.ok()) << report.status().ToString();
-    return report.ok() ? *report : RunGateReport();
-  }
 
-  TempDir dir_;
-  TestEnv env_;
   std::string found_, replay_, loop_;
 };
 
@@ -120,7 +126,7 @@ TEST_F(ClaimInTask, APlansBudgetIsTheTasks) {
 
 // BASE-01 to BASE-05 in a ledger: every gate before the delivery has passed, twice, under the old
 // and the new contracts.
-class ChangeInTask : public ::testing::Test {
+class ChangeInTask : public InTask {
  protected:
   void SetUp() override {
     auto task = InitTask(&env_, dir_ / "t");
@@ -167,14 +173,8 @@ class ChangeInTask : public ::testing::Test {
   }
   Json RefTo(const std::string& run_id) {
     const auto view = ReadTask(&env_, dir_ / "t");
-    const RunRecord* run = view->state.FindRun(run_id);
-    Staleness staleness(view->state);
-    return {{"artifact", view->state.ArtifactOf(*run, Role::kRaw)->sha256},
-            {"kind", EvidenceKindName(*run->kind)},
-            {"verdict", VerdictName(run->conclusion->verdict)},
-            {"fresh", !staleness.Of(*run).has_value()},
-            {"time", run->finished.substr(0, 19) + "Z"},
-            {"depends", {{"contract:all", run->dependencies[0].digest}}}};
+    const std::string contracts = view->state.FindRun(run_id)->dependencies[0].digest;
+    return InTask::RefTo(run_id, {{"contract:all", contracts}});
   }
   Json Change() {
     Json doc = HonestBaselineChange();
@@ -191,14 +191,7 @@ class ChangeInTask : public ::testing::Test {
     doc["citations"][1]["record"] = RefTo(baseline_.at("contracts 1"));
     return doc;
   }
-  RunGateReport Judge(const Json& doc) {
-    auto report = JudgeClaimDocument(&env_, "ann", dir_ / "t", doc);
-    EXPECT_TRUE(report.ok()) << report.status().ToString();
-    return report.ok() ? *report : RunGateReport();
-  }
 
-  TempDir dir_;
-  TestEnv env_;
   std::map<std::string, std::string> dual_, baseline_, rollout_;
   std::string quality_, pairs_;
 };

@@ -13,15 +13,6 @@ namespace {
 
 const std::string kWeights = "weights:model", kHardware = "hardware:device", kTool = "tool:tare";
 
-ScopeBox Box(const std::string& what, const std::string& model) {
-  return {.shape = {what},
-          .topology = {"as recorded"},
-          .dtype = {"as recorded"},
-          .model = {model},
-          .path = {"claim"},
-          .contracts = {}};
-}
-
 std::string Describe(const std::optional<Reference>& r) {
   return r ? fmt::format("{} {}{}", r->kind, r->verdict, r->fresh ? "" : ", stale") : "missing";
 }
@@ -60,7 +51,7 @@ GateJudgement JudgeDefectClosed(const Json& document) {
               reason::kLoopNotReverified,
               fmt::format("{}: the loop ran another program or model than the fixed one", defect));
   }
-  ScopeBox box = Box("defect " + defect, subject.weights);
+  ScopeBox box = BoxOf({.shape = {"defect " + defect}, .model = subject.weights});
   box.contracts = {subject.contracts};
   j.Cover(std::move(box));
   j.Note(fmt::format("fixed by {}", commit));
@@ -96,7 +87,7 @@ GateJudgement JudgePreset(const Json& document) {
               text + ": measured on other hardware");
     j.Note(fmt::format("{}: artifact {}", text, s.measured->artifact));
   }
-  ScopeBox box = Box("preset of " + source, subject.weights);
+  ScopeBox box = BoxOf({.shape = {"preset of " + source}, .model = subject.weights});
   box.topology = {hardware};
   j.Cover(std::move(box));
   return j.Finish();
@@ -120,7 +111,7 @@ GateJudgement JudgePathReuse(const Json& document) {
     j.Require("GEN-06", !r || r->On(kWeights) == subject.weights, reason::kReuseUnmeasured,
               fmt::format("{} of {}: its {} is of another model", path, framework, what));
   }
-  j.Cover(Box(framework + " " + path, subject.weights));
+  j.Cover(BoxOf({.shape = {framework + " " + path}, .model = subject.weights}));
   return j.Finish();
 }
 
@@ -162,7 +153,7 @@ GateJudgement JudgeRouteCoverage(const Json& document) {
   // What is missing is not covered; that it is claimed all the same is refused.
   j.Require("GEN-28", together, reason::kUniversalClaim,
             fmt::format("coverage is claimed{}", because.empty() ? "" : " because: " + because));
-  ScopeBox box = Box("recipe", subject.weights);
+  ScopeBox box = BoxOf({.shape = {"recipe"}, .model = subject.weights});
   box.topology.clear();
   std::string point;
   for (const char* key : kKeys)

@@ -13,15 +13,6 @@ namespace {
 
 const std::string kTokens = "tokens:batch";
 
-ScopeBox Box(std::vector<std::string> shape, const std::string& topology) {
-  return {.shape = std::move(shape),
-          .topology = {topology},
-          .dtype = {"as recorded"},
-          .model = {"as recorded"},
-          .path = {"claim"},
-          .contracts = {}};
-}
-
 // ---- CHEAP-11
 
 using Probe = std::map<std::string, std::string>;
@@ -96,8 +87,7 @@ GateJudgement JudgeReplayClaim(const Json& document) {
               fmt::format("{}: its record is {}{}", r.arms, r.record.kind,
                           r.record.fresh ? "" : ", stale"));
   }
-  j.Cover(
-      Box({fmt::format("batch {}, {} valid tokens", batch.substr(0, 12), valid)}, "as recorded"));
+  j.Cover(BoxOf({.shape = {fmt::format("batch {}, {} valid tokens", batch.substr(0, 12), valid)}}));
   return j.Finish();
 }
 
@@ -134,7 +124,7 @@ GateJudgement JudgeEngineCases(const Json& document) {
   // Evidence of one rank is none of four.
   j.Require("CHEAP-08", at_topology.contains("parallelism"), reason::kRecipeNotCovered,
             fmt::format("axis parallelism: no case at {}, which is the recipe's", topology));
-  ScopeBox box = Box({at_topology.begin(), at_topology.end()}, topology);
+  ScopeBox box = BoxOf({.shape = {at_topology.begin(), at_topology.end()}, .topology = topology});
   if (box.shape.empty()) box.shape = {"none"};
   j.Cover(std::move(box));
   for (const char* axis : kAxes) {
@@ -187,7 +177,7 @@ GateJudgement JudgeProbeClaim(const Json& document) {
             proposals.empty() ? "" : "probe " + proposals);
   j.Require("CHEAP-11", n == 0 || !runs[n - 1].candidates.empty(), reason::kNothingCompared,
             "the last run left no candidate at all: it looked elsewhere than at the difference");
-  j.Cover(Box({ProbeText(next)}, "one probe"));
+  j.Cover(BoxOf({.shape = {ProbeText(next)}, .topology = "one probe"}));
   return j.Finish();
 }
 
@@ -258,7 +248,7 @@ GateJudgement JudgeOperatorCase(const Json& document) {
             "add a captured case whose rows do not follow one another");
   std::vector<std::string> names;
   for (const Case& c : cases) names.push_back(c.name);
-  ScopeBox box = Box(std::move(names), "one operator");
+  ScopeBox box = BoxOf({.shape = std::move(names), .topology = "one operator"});
   box.path = {op};
   j.Cover(std::move(box));
   return j.Finish();
