@@ -60,7 +60,7 @@ int Tracks(const Options& o) {
   workflow::Staleness staleness(view->state);
   const workflow::BaselineTrack baseline = workflow::BaselineOf(view->state, &staleness);
   const workflow::ConsistencyTrack consistency = workflow::ConsistencyOf(view->state, &staleness);
-  const workflow::EvidenceStatus shared = workflow::TracksShareContract(view->state, &staleness);
+  const workflow::EvidenceStatus shared = workflow::TracksShareContract(view->state);
   if (o.json) {
     fmt::print("{}\n", Json{{"baseline", baseline.ToJson()},
                             {"consistency", consistency.ToJson()},

@@ -43,8 +43,9 @@ TrackContract ContractOf(const State& state, const RunRecord& run);
 std::string ContractHash(const TrackContract& contract);
 // kPass when both are one contract; else kRefused `track-contract-differs` naming the parts.
 EvidenceStatus CompareTracks(const TrackContract& baseline, const TrackContract& consistency);
-// The frozen baseline against the latest passed dual path (C5). kPass while either is missing.
-EvidenceStatus TracksShareContract(const State& state, Staleness* staleness);
+// The frozen baseline against the latest passed dual path (C5). kNotCovered while either is
+// missing: nothing was compared.
+EvidenceStatus TracksShareContract(const State& state);
 
 // Hand-over (STOP-10): a task that waits for a person as a package that someone else takes up.
 // `package` (new) gets `task/`, a verified copy, and `handover.json`: which stop waits and for
