@@ -45,6 +45,14 @@ TEST(TaskConfig, UnknownAndMalformedKeysAreErrorsThatSayWhere) {
       {"[reviewer]\nperson = \"bob\"\n", "[[reviewer]] tables are needed"},
       {"x = " + std::string(1000, '[') + "\n", "nested too deeply"},
       {"\xff\xfe = 1\n", "utf-8"},
+      {"[task]\nname = \xcf\x9b\n", "line 3 column 8: "},
+      {"[task]\nname = \"\xc3\xa9\xc3\xa9\" \xc2\xa0\n", "line 3 column 13: "},
+      {"[task]\nname = '\\' \xc3\xa9\n", "line 3 column 12: "},
+      {"[task]\nname = 9'a\xc3\xa9'\n", "line 3 column 9: "},
+      {"[task]\nname = \"\"\"a\"\"\"\"\"\"\xc3\xa9\n", "line 3"},
+      {"[task]\nn\xc3\xa9 = 1\n", "line 3 column 2: "},
+      {"[task]\nname = \"a\\\xc3\xa9\"\n", "line 3"},
+      {"[task]\n\"n\xc3\xa9\" = 1\n", "unknown key"},
       {"a = 1", "unknown key"},
   };
   for (const auto& [text, expected] : bad) {
@@ -53,6 +61,20 @@ TEST(TaskConfig, UnknownAndMalformedKeysAreErrorsThatSayWhere) {
     EXPECT_NE(config.status().message().find(expected), std::string::npos)
         << config.status().message() << "\nexpected: " << expected;
     EXPECT_EQ(Printable(config.status().message()), config.status().message());
+  }
+  // Characters beyond ASCII come back as they were, wherever a document may hold them.
+  const std::pair<std::string, std::string> good[] = {
+      {"[task] # \xc3\xa9\nname = \"\xcf\x9b\" # \xc2\xa0\n", "\xcf\x9b"},
+      {"[task]\nname = '\xc3\xa9\\'\n", "\xc3\xa9\\"},
+      {"[task]\nname = \"\\\"\xc3\xa9\\u00e9\"\n", "\"\xc3\xa9\xc3\xa9"},
+      {"[task]\nname = \"\"\"\xc3\xa9\\\n \xc3\xa9\"\"\"\n", "\xc3\xa9\xc3\xa9"},
+      {"[task]\nname = '''\xc3\xa9\\''''\n", "\xc3\xa9\\'"},
+      {"\"task\".'name' = \"\xf0\x9f\x8e\x88@\"\n", "\xf0\x9f\x8e\x88@"},
+  };
+  for (const auto& [text, expected] : good) {
+    const auto config = Parse(text);
+    ASSERT_TRUE(config.ok()) << config.status().message() << "\n" << text;
+    EXPECT_EQ(config->String("task.name"), expected) << text;
   }
   EXPECT_FALSE(ParseTaskConfig("[model]\n", "x").ok());  // no schema
   EXPECT_FALSE(ParseTaskConfig("schema = \"tare-task-2\"\n", "x").ok());

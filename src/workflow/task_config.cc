@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "base/sha256.h"
@@ -11,10 +12,68 @@
 namespace tare::workflow {
 namespace {
 
+// A document in ASCII for the parser, and back. toml++ 3.3 asks of characters beyond ASCII whether
+// they are blanks by a function that is undefined for most of them (U+00A1 to U+0499, for one).
+// Each byte of them becomes a mark and two digits. The mark begins with a character that TOML knows
+// in strings and comments alone, as it does these, and holds the text's own digest, so that no text
+// can hold it, nor spell it in escapes.
+class Ascii {
+ public:
+  explicit Ascii(std::string_view text) {
+    constexpr std::string_view kOrder = "\xef\xbb\xbf";  // a byte order mark: the parser skips it
+    size_t i = text.starts_with(kOrder) ? kOrder.size() : 0;
+    text_ = text.substr(0, i);
+    for (; i < text.size(); ++i) {
+      const auto byte = static_cast<uint8_t>(text[i]);
+      if (byte < 0x80) {
+        text_ += text[i];
+        continue;
+      }
+      if (mark_.empty()) mark_ = "@" + Hex(Sha256Of(text)).substr(0, 24);
+      text_ += fmt::format("{}{:02x}", mark_, byte);
+    }
+  }
+
+  const std::string& text() const { return text_; }
+
+  // Of a part that the parser gave back, or of its message.
+  std::string Plain(std::string_view part) const {
+    std::string out;
+    while (!mark_.empty()) {
+      const size_t at = part.find(mark_);
+      if (at == std::string_view::npos || at + mark_.size() + 2 > part.size()) break;
+      out += part.substr(0, at);
+      unsigned byte = 0;
+      const char* digits = part.data() + at + mark_.size();
+      std::from_chars(digits, digits + 2, byte, 16);
+      out += static_cast<char>(byte);
+      part.remove_prefix(at + mark_.size() + 2);
+    }
+    return out += part;
+  }
+
+  // In characters of the document, from 1, as the parser counts them in its own.
+  size_t Column(size_t line, size_t column) const {
+    size_t begin = 0;
+    for (; line > 1 && begin < text_.size(); --line) {
+      const size_t end = text_.find('\n', begin);
+      if (end == std::string::npos) return column;
+      begin = end + 1;
+    }
+    if (column == 0 || column - 1 > text_.size() - begin) return column;
+    const std::string before = Plain(std::string_view(text_).substr(begin, column - 1));
+    return 1 + std::count_if(before.begin(), before.end(),
+                             [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
+  }
+
+ private:
+  std::string text_, mark_;
+};
+
 // TOML as JSON, so that both go through one check. Dates are not used by any key.
-Result<Json> ToJson(const toml::node& node, int depth) {
+Result<Json> ToJson(const toml::node& node, int depth, const Ascii& ascii) {
   if (depth > 8) return InvalidArgument("nested too deeply");
-  if (const auto* v = node.as_string()) return Json(v->get());
+  if (const auto* v = node.as_string()) return Json(ascii.Plain(v->get()));
   if (const auto* v = node.as_integer()) return Json(v->get());
   if (const auto* v = node.as_boolean()) return Json(v->get());
   if (const auto* v = node.as_floating_point()) {
@@ -24,7 +83,7 @@ Result<Json> ToJson(const toml::node& node, int depth) {
   if (const auto* list = node.as_array()) {
     Json out = Json::array();
     for (const toml::node& item : *list) {
-      TARE_ASSIGN_OR_RETURN(Json value, ToJson(item, depth + 1));
+      TARE_ASSIGN_OR_RETURN(Json value, ToJson(item, depth + 1, ascii));
       out.push_back(std::move(value));
     }
     return out;
@@ -95,13 +154,14 @@ Json ReviewerToJson(const Reviewer& r) {
 
 class Collector {
  public:
-  Collector(std::string_view name, std::string_view kind) : name_(name), kind_(kind) {}
+  Collector(std::string_view name, std::string_view kind, const Ascii& ascii)
+      : name_(name), kind_(kind), ascii_(ascii) {}
 
   void Table(const toml::table& table, const std::string& prefix, int depth) {
     if (depth > 8) return Fail(table, prefix, "nested too deeply");
     for (const auto& [k, node] : table) {
       const std::string key =
-          prefix.empty() ? std::string(k.str()) : prefix + "." + std::string(k.str());
+          prefix.empty() ? ascii_.Plain(k.str()) : prefix + "." + ascii_.Plain(k.str());
       if (prefix.empty() && key == "schema") {
         const auto* text = node.as_string();
         if (text == nullptr || text->get() != "tare-task-1") {
@@ -116,7 +176,7 @@ class Collector {
       }
       const KeySpec* spec = FindKey(key);
       if (spec != nullptr) {
-        auto json = ToJson(node, 0);
+        auto json = ToJson(node, 0, ascii_);
         auto text = json.ok() ? CanonicalValue(*spec, *json) : Result<std::string>(json.status());
         if (!text.ok()) {
           Fail(node, json.ok() ? "" : key, text.status().message());
@@ -166,12 +226,13 @@ class Collector {
       Json json = Json::object();
       bool fits = true;
       for (const auto& [k, value] : *table) {
-        auto converted = ToJson(value, 0);
+        auto converted = ToJson(value, 0, ascii_);
         if (!converted.ok()) {
-          Fail(value, fmt::format("reviewer.{}", k.str()), converted.status().message());
+          Fail(value, fmt::format("reviewer.{}", ascii_.Plain(k.str())),
+               converted.status().message());
           fits = false;
         } else {
-          json[std::string(k.str())] = *converted;
+          json[ascii_.Plain(k.str())] = *converted;
         }
       }
       if (!fits) continue;
@@ -192,6 +253,7 @@ class Collector {
 
   std::string name_;
   std::string kind_;
+  const Ascii& ascii_;
   TaskConfig config_;
   std::vector<std::string> errors_;
   bool has_schema_ = false;
@@ -210,16 +272,20 @@ Result<TaskConfig> Parse(std::string_view text, std::string_view name, std::stri
     if (c == '\n' || c == ']' || c == '}') depth = 0;
     if (depth > 64) return InvalidArgument("{}: brackets nested too deeply", name);
   }
+  if (!IsUtf8(text)) return InvalidArgument("{}: not valid utf-8", name);
+  const Ascii ascii(text);
   try {
-    const toml::table table = toml::parse(text);
-    Collector collector(name, kind);
+    const toml::table table = toml::parse(ascii.text());
+    Collector collector(name, kind, ascii);
     collector.Table(table, "", 0);
     return collector.Finish(needs_schema);
   } catch (const toml::parse_error& error) {
-    return InvalidArgument("{}: line {} column {}: {}", name, error.source().begin.line,
-                           error.source().begin.column, Printable(error.description()));
+    const toml::source_position at = error.source().begin;
+    return InvalidArgument("{}: line {} column {}: {}", name, at.line,
+                           ascii.Column(at.line, at.column),
+                           Printable(ascii.Plain(error.description())));
   } catch (const std::exception& error) {
-    return InvalidArgument("{}: {}", name, Printable(error.what()));
+    return InvalidArgument("{}: {}", name, Printable(ascii.Plain(error.what())));
   }
 }
 
