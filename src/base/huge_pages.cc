@@ -76,7 +76,9 @@ std::shared_ptr<void> AllocateHuge(size_t bytes) {
   }
   char* at = region->begin + region->used;
   region->used += wanted;
-  return {std::move(region), at};
+  // A count of its own: one that is the region's would tell the holder of an array how many arrays
+  // the region has.
+  return {at, [held = std::move(region)](void*) {}};
 #endif
 }
 

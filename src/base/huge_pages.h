@@ -10,8 +10,8 @@
 namespace tare {
 
 // `bytes` (at least 1) aligned to 64, zero-filled, or null when memory is short. Arrays below 4 MiB
-// share a region, which goes back to the system when the last of them is freed. Thread-safe. Where
-// the kernel grants no huge pages it is ordinary memory.
+// share a region, which goes back to the system when the last of them is freed; use_count() is the
+// array's own. Thread-safe. Where the kernel grants no huge pages it is ordinary memory.
 std::shared_ptr<void> AllocateHuge(size_t bytes);
 
 }  // namespace tare

@@ -39,6 +39,17 @@ TEST(HugePages, ArraysAreApart) {
   }
 }
 
+// The holder of an array learns from the count whether it is the only one, as whoever refills does.
+TEST(HugePages, CountsAreTheArraysOwn) {
+  for (const size_t bytes : {size_t{100}, size_t{9} << 20}) {
+    const auto a = AllocateHuge(bytes), b = AllocateHuge(bytes);
+    EXPECT_EQ(a.use_count(), 1);
+    const auto again = a;
+    EXPECT_EQ(a.use_count(), 2);
+    EXPECT_EQ(b.use_count(), 1);
+  }
+}
+
 // What cannot be had is null, not a crash.
 TEST(HugePages, RefusesTheImpossible) {
   EXPECT_EQ(AllocateHuge(0), nullptr);
