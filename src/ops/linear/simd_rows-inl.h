@@ -40,7 +40,9 @@ HWY_INLINE VF RoundToF16(VF v) {
   return hn::PromoteTo(DF(), hn::DemoteTo(d16, v));
 }
 
-// y[index ..] = round(src), NaN canonical.
+// y[index ..] = round(src), NaN canonical. `kPast` stores past the caches: then y + index is
+// aligned to 64 bytes, `count` fills whole lines, and the caller ends with hwy::FlushStream().
+template <bool kPast = false>
 HWY_INLINE void StoreRow(void* y, DType dtype, int64_t index, const float* src, int64_t count) {
   const DF df;
   const DU du;
@@ -49,8 +51,13 @@ HWY_INLINE void StoreRow(void* y, DType dtype, int64_t index, const float* src, 
     float* out = static_cast<float*>(y) + index;
     const auto nan = hn::BitCast(df, hn::Set(du, 0x7fffffffu));
     for (; i + kL <= count; i += kL) {
-      const auto v = hn::LoadU(df, src + i);
-      hn::StoreU(hn::IfThenElse(hn::IsNaN(v), nan, v), df, out + i);
+      const auto loaded = hn::LoadU(df, src + i);
+      const auto v = hn::IfThenElse(hn::IsNaN(loaded), nan, loaded);
+      if constexpr (kPast) {
+        hn::Stream(v, df, out + i);
+      } else {
+        hn::StoreU(v, df, out + i);
+      }
     }
   } else if (dtype == DType::kBF16) {
     const hn::Rebind<uint16_t, DU> d16;
@@ -58,7 +65,12 @@ HWY_INLINE void StoreRow(void* y, DType dtype, int64_t index, const float* src, 
     const hn::Rebind<int32_t, DU> di;
     for (; i + kL <= count; i += kL) {
       const auto bits = ToBf16Bits(hn::LoadU(df, src + i));
-      hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, bits)), d16, out + i);
+      const auto v = hn::DemoteTo(d16, hn::BitCast(di, bits));
+      if constexpr (kPast) {
+        hn::Stream(v, d16, out + i);
+      } else {
+        hn::StoreU(v, d16, out + i);
+      }
     }
   }
   for (; i < count; ++i) StoreRounded(y, dtype, index + i, src[i]);
