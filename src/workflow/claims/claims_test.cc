@@ -100,6 +100,48 @@ TEST(ClaimTest, NoMemberMayBeMissingUnknownOrMistyped) {
   }
 }
 
+// Checks whose removal no other test notices (tools/mutate_judges.py): their own finding, by what
+// it says where others find the same broken thing too.
+TEST(ClaimTest, EveryCheckFindsByItself) {
+  struct Broke {
+    const char* claim;
+    std::function<void(Json&)> change;
+    std::string_view row, reason, says;
+  };
+  const Broke all[] = {
+      {"equal-output", Set("/outputs", CountsOf(0, 0)), "SHAPE-06", reason::kNotMeasured,
+       "no element of an output was compared"},
+      {"equal-output", Set("/inputs/b", ClaimHash("y")), "SHAPE-06", reason::kInputDiffers,
+       "the two executions had other inputs"},
+      {"one-recurrence", Set("/outputs", CountsOf(0, 0)), "SHAPE-09", reason::kNothingCompared, ""},
+      {"quantised-view", Set("/versions/1/version", 2), "SYS-28", reason::kVersionContradiction,
+       "theta2 stands where theta1 belongs"},
+      {"call-record", Set("/b/kernel", ClaimHash("other kernel")), "NUM-09", reason::kCallDiffers,
+       "do not run the same kernel"},
+      {"baseline-change", Set("/old/contracts", ClaimHash("contracts 2")), "BASE-01",
+       reason::kBaselineLost, "old and new contracts are both"},
+      {"baseline-change", Set("/subject/contracts", ClaimHash("contracts 3")), "BASE-01",
+       reason::kSubjectDiffers, "not those of the subject"},
+      {"probe", Set("/runs/2/candidates", Json::array()), "CHEAP-11", reason::kNothingCompared,
+       "left no candidate at all"},
+      {"operator-case", Set("/cases/0/compared", 0), "CHEAP-04", reason::kNothingCompared, ""},
+      {"replay", Set("/replays/0/record/kind", "E5"), "CHEAP-07", reason::kWrongEvidenceKind,
+       "its record is E5"},
+  };
+  for (const Broke& b : all) {
+    SCOPED_TRACE(fmt::format("{} {}", b.claim, b.reason));
+    const GateJudgement judged = Changed(b.claim, b.change);
+    EXPECT_NE(judged.verdict, Verdict::kPass);
+    EXPECT_TRUE(std::any_of(judged.findings.begin(), judged.findings.end(), [&](const auto& f) {
+      return f.row == b.row && f.reason == b.reason && f.detail.find(b.says) != std::string::npos;
+    })) << Faults(judged);
+  }
+  const GateJudgement elsewhere = Changed("engine-cases", Set("/cases/4/topology", "tp2"));
+  EXPECT_NE(elsewhere.scope.at("not_covered").dump().find("axis parallelism at tp4"),
+            std::string::npos)
+      << elsewhere.scope.dump(1);
+}
+
 // BASE-01, BASE-02, BASE-03, BASE-04, BASE-05: as documents; in a ledger below.
 TEST(ClaimTest, AChangeOfBothSidesArithmetic) {
   const Json before = {{"contract:all", ClaimHash("contracts 1")}};
