@@ -523,6 +523,8 @@ TEST(GateChecksTest, WhatIsLeftOpenIsNamed) {
        },
        "C7-07", "the three-way finetuning control did not run"},
       {"C9", [](Json&) {}, "C9-07", "the recipe runs without a graph"},
+      {"C10", Set("/acceptance/quality evaluation", "not-covered"), "CHEAP-10",
+       "quality evaluation: production acceptance is not reached"},
   };
   const Bundle honest = HonestBundle();
   for (const Open& o : all) {
