@@ -109,6 +109,10 @@ TEST(ClaimTest, EveryCheckFindsByItself) {
     std::string_view row, reason, says;
   };
   const Broke all[] = {
+      {"equal-output", Set("/basis", "launch"), "SHAPE-06", reason::kNotMeasured,
+       "because of the launch"},
+      {"equal-output", Set("/basis", "formula"), "NUM-01", reason::kNotMeasured,
+       "because both compute x w"},
       {"equal-output", Set("/outputs", CountsOf(0, 0)), "SHAPE-06", reason::kNotMeasured,
        "no element of an output was compared"},
       {"equal-output", Set("/inputs/b", ClaimHash("y")), "SHAPE-06", reason::kInputDiffers,
