@@ -31,7 +31,10 @@ double RefSigmoid(double x) {
 }
 double RefSilu(double x) { return std::isinf(x) ? (x > 0 ? x : -0.0) : x * RefSigmoid(x); }
 double RefSoftplus(double x) { return std::fmax(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
-double RefGelu(double x) { return x == 0 ? x : 0.5 * x * std::erfc(-x * M_SQRT1_2); }
+double RefGelu(double x) {
+  if (std::isinf(x)) return x > 0 ? x : -0.0;  // the limit; the product is NaN
+  return x == 0 ? x : 0.5 * x * std::erfc(-x * M_SQRT1_2);
+}
 double RefGeluTanh(double x) {
   const double u = -2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x);
   return x < -100 ? -0.0 : x / (1 + std::exp(u));

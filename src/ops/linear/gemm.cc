@@ -13,13 +13,20 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Enough tiles for the threads to balance, but each wide enough to pay for converting its operands.
+// One thread takes the widest tiles. Several take, of those widths, the one after which the last of
+// them is done first: a tile converts its rows of A again, which is worth about kConvert columns.
 Schedule PickTiles(int64_t m, int64_t n, int threads) {
+  constexpr int64_t kWidest = 256, kConvert = 8;
   Schedule s;
   s.tile_m = m <= 192 ? m : CeilDiv(CeilDiv(m, CeilDiv(m, 192)), 12) * 12;
-  s.tile_n = 256;
-  const int64_t want = threads == 1 ? 1 : int64_t{6} * threads;
-  while (s.tile_n > 64 && CeilDiv(m, s.tile_m) * CeilDiv(n, s.tile_n) < want) s.tile_n -= 32;
+  s.tile_n = kWidest;
+  const int64_t rows = CeilDiv(m, s.tile_m);
+  if (threads == 1 || rows * CeilDiv(n, kWidest) >= int64_t{6} * threads) return s;
+  int64_t least = INT64_MAX;
+  for (int64_t width = kWidest; width >= 2 * kPanel; width -= kPanel) {
+    const int64_t last = CeilDiv(rows * CeilDiv(n, width), threads) * (width + kConvert);
+    if (last < least) least = last, s.tile_n = width;
+  }
   return s;
 }
 

@@ -22,6 +22,7 @@ using numerics::MmaType;
 
 constexpr int64_t kGroup = 16;
 constexpr int64_t kRowBlock = 64;
+constexpr int64_t kLeastRows = 16;
 
 int64_t RoundUp(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
 
@@ -142,10 +143,23 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
   const int64_t k = layout.k();
   // A weight packed beforehand keeps its own K; only its last group is padded.
   const int64_t given_k = p.mma_b != nullptr ? p.mma_b->k() : k;
-  const int64_t row_blocks = (p.m + kRowBlock - 1) / kRowBlock;
+  const int64_t panels = (p.n + kMmaPanel - 1) / kMmaPanel;
+  // Enough tasks for the threads to end together: smaller blocks of rows, then a split by rows.
+  // Where B is not packed a split packs its panel again, and as few as keep the threads busy must
+  // do.
+  int64_t block = kRowBlock;
+  const auto blocks = [&] { return (p.m + block - 1) / block; };
+  if (pool.threads() > 1 && p.mma_b != nullptr) {
+    while (block > kLeastRows && panels * blocks() < 8 * pool.threads()) block /= 2;
+  }
+  const int64_t row_blocks = blocks();
+  const int64_t wanted = p.mma_b == nullptr
+                             ? 4 * pool.threads() / std::max<int64_t>(1, panels)
+                             : (8 * pool.threads() + panels - 1) / std::max<int64_t>(1, panels);
+  const int64_t row_tasks = std::clamp<int64_t>(pool.threads() == 1 ? 1 : wanted, 1, row_blocks);
   std::vector<MmaA> a(static_cast<size_t>(row_blocks));
   pool.ParallelFor(row_blocks, [&](int64_t i) {
-    const int64_t m0 = i * kRowBlock, m1 = std::min(p.m, m0 + kRowBlock);
+    const int64_t m0 = i * block, m1 = std::min(p.m, m0 + block);
     if (p.a_rows_are_k) {
       const auto codes = Across(p.a, type, p, layout, m0, p.m);
       a[static_cast<size_t>(i)] =
@@ -155,10 +169,6 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
       a[static_cast<size_t>(i)] = MmaA::Pack(mma_type, codes.data(), m1 - m0, given_k, k, 1);
     }
   });
-  const int64_t panels = (p.n + kMmaPanel - 1) / kMmaPanel;
-  // Enough tasks for the threads; a split by rows packs its panel of B again.
-  const int64_t row_tasks =
-      std::clamp<int64_t>(4 * pool.threads() / std::max<int64_t>(1, panels), 1, row_blocks);
   pool.ParallelFor(panels * row_tasks, [&](int64_t task) {
     const int64_t n0 = task / row_tasks * kMmaPanel, n1 = std::min(p.n, n0 + kMmaPanel);
     MmaB local;
@@ -179,8 +189,7 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
       bias.push_back(LoadAsF32(p.bias, p.bias_dtype, n));
     std::vector<float> c;
     for (int64_t i = task % row_tasks; i < row_blocks; i += row_tasks) {
-      const int64_t m0 = i * kRowBlock, m1 = std::min(p.m, m0 + kRowBlock),
-                    tile = (m1 - m0) * kMmaPanel;
+      const int64_t m0 = i * block, m1 = std::min(p.m, m0 + block), tile = (m1 - m0) * kMmaPanel;
       c.assign(static_cast<size_t>(tree ? tile * static_cast<int64_t>(p.groups.size()) : tile),
                0.0f);
       for (size_t g = 0; g < p.groups.size(); ++g) {
@@ -200,7 +209,7 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
     }
   });
   Schedule s;
-  s.tile_m = std::min(p.m, kRowBlock);
+  s.tile_m = std::min(p.m, block);
   s.tile_n = kMmaPanel;
   s.kernel = MmaKernelName(numerics::MmaBestKernel(mma_type)).data();
   return s;
