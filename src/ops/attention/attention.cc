@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -288,6 +289,61 @@ Status Forward(const Ctx& ctx, const Params& p, const Args& a) {
   return Ok();
 }
 
+namespace {
+
+// A task is one KV head with its query heads, which hands dK and dV on without a buffer. Where
+// these are too few to end together a task is one query head; the sums of a KV head's query heads
+// are then added in the order in which one task adds them.
+void BackwardTasks(ThreadPool& pool, const Params& p, const BackwardArgs& a,
+                   const std::function<float*(size_t run)>& dsink_units, bool sm90) {
+  constexpr int64_t kMostFloats = int64_t{32} << 20;  // of all query heads' dK and dV together
+  const int64_t group = p.q_heads / p.kv_heads, runs = std::ssize(a.runs);
+  std::vector<int64_t> begin(a.runs.size() + 1, 0);  // of a run's rows
+  for (size_t i = 0; i < a.runs.size(); ++i) begin[i + 1] = begin[i] + a.runs[i].q_rows;
+  const int64_t floats = begin.back() * p.q_heads * p.head_dim;
+  if (pool.threads() == 1 || group == 1 || runs * p.kv_heads >= 4 * pool.threads() ||
+      2 * floats > kMostFloats) {
+    pool.ParallelFor(runs * p.kv_heads, [&](int64_t i) {
+      static thread_local std::vector<float> sums;
+      const auto run = static_cast<size_t>(i / p.kv_heads);
+      const int64_t n = a.runs[run].q_rows * p.head_dim, kv_head = i % p.kv_heads;
+      if (n == 0) return;
+      if (std::ssize(sums) < 2 * n) sums.resize(static_cast<size_t>(2 * n));
+      float *dk = sums.data(), *dv = dk + n;
+      BackwardHeads(p, a, a.runs[run], kv_head * group, (kv_head + 1) * group, dk, dv,
+                    dsink_units(run), sm90);
+      StoreKv(p, a, a.runs[run], kv_head, dk, dv);
+    });
+    return;
+  }
+  static thread_local std::vector<float> all;  // kept: pages are dear beside a short sequence
+  if (std::ssize(all) < 2 * floats) all.resize(static_cast<size_t>(2 * floats));
+  float* const sums = all.data();
+  const auto dk_of = [&](size_t run, int64_t h) {
+    return sums + 2 * p.head_dim * (begin[run] * p.q_heads + h * a.runs[run].q_rows);
+  };
+  pool.ParallelFor(runs * p.q_heads, [&](int64_t i) {
+    const auto run = static_cast<size_t>(i / p.q_heads);
+    const int64_t n = a.runs[run].q_rows * p.head_dim, h = i % p.q_heads;
+    if (n == 0) return;
+    float* dk = dk_of(run, h);
+    BackwardHeads(p, a, a.runs[run], h, h + 1, dk, dk + n, dsink_units(run), sm90);
+  });
+  pool.ParallelFor(runs * p.kv_heads, [&](int64_t i) {
+    const auto run = static_cast<size_t>(i / p.kv_heads);
+    const int64_t n = a.runs[run].q_rows * p.head_dim, first = i % p.kv_heads * group;
+    if (n == 0) return;
+    float* dk = dk_of(run, first);
+    for (int64_t h = first + 1; h < first + group; ++h) {
+      const float* more = dk_of(run, h);
+      for (int64_t x = 0; x < 2 * n; ++x) dk[x] += more[x];
+    }
+    StoreKv(p, a, a.runs[run], i % p.kv_heads, dk, dk + n);
+  });
+}
+
+}  // namespace
+
 Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
   TARE_RETURN_IF_ERROR(Check(p));
   if (a.tokens < 0)
@@ -344,13 +400,10 @@ Status Backward(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
       unit_begin[i + 1] = unit_begin[i] + (a.runs[i].q_rows + p.unit_rows - 1) / p.unit_rows;
     }
     std::vector<float> dsink(p.sink ? static_cast<size_t>(unit_begin.back() * p.q_heads) : 0);
-    const int64_t tasks = static_cast<int64_t>(a.runs.size()) * p.kv_heads;
-    ctx.pool->ParallelFor(tasks, [&](int64_t i) {
-      const auto run = static_cast<size_t>(i / p.kv_heads);
-      if (a.runs[run].q_rows == 0) return;
-      BackwardHead(p, a, a.runs[run], i % p.kv_heads,
-                   p.sink ? dsink.data() + unit_begin[run] * p.q_heads : nullptr, sm90);
-    });
+    const auto units = [&](size_t run) {
+      return p.sink ? dsink.data() + unit_begin[run] * p.q_heads : nullptr;
+    };
+    BackwardTasks(*ctx.pool, p, a, units, sm90);
     if (p.sink) {
       for (int64_t u = 0; u < unit_begin.back(); ++u) {
         for (int64_t h = 0; h < p.q_heads; ++h) {

@@ -24,9 +24,14 @@ void DecodeSplit(const Params& params, const Args& args, const Run& run, int64_t
 void DecodeJoin(const Params& params, const Args& args, const Run& run, int64_t kv_head,
                 int64_t splits, float* sums);
 
-// One whole sequence and one KV head. dsink_units [units of the run, q_heads] (may be null) gets
-// the sums of the group's heads, one a unit, for the caller to add in order.
-void BackwardHead(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,
-                  float* dsink_units, bool sm90);
+// One whole sequence and query heads [h_begin, h_end) of one KV head: writes their dq, and to dk
+// and dv [q_rows, head_dim] the sums over these heads, added in their order, neither scaled nor
+// rounded. dsink_units [units of the run, q_heads] (may be null) gets the heads' sums, one a unit,
+// for the caller to add in order. StoreKv scales, rounds and stores the sums over all heads of a KV
+// head.
+void BackwardHeads(const Params& params, const BackwardArgs& args, const Run& run, int64_t h_begin,
+                   int64_t h_end, float* dk, float* dv, float* dsink_units, bool sm90);
+void StoreKv(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,
+             const float* dk, const float* dv);
 
 }  // namespace tare::ops::attention

@@ -417,30 +417,27 @@ void ForwardBlockImpl(const Params& p, const Args& a, const Run& run, int64_t kv
 }
 
 template <DType kDType, bool kSm90>
-void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head,
-                       float* dsink_units) {
+void BackwardHeadsTyped(const Params& p, const BackwardArgs& a, const Run& run, int64_t h_begin,
+                        int64_t h_end, float* dk, float* dv, float* dsink_units) {
   constexpr int64_t kKeys = 64, kRows = 64;
   const DF df;
   const DI di;
-  const int64_t d = p.head_dim, n = run.q_rows, heads = p.q_heads, group = heads / p.kv_heads;
+  const int64_t d = p.head_dim, n = run.q_rows, heads = p.q_heads;
+  const int64_t kv_head = h_begin / (heads / p.kv_heads);
   const auto stride = [&](int64_t given, int64_t count) { return given == 0 ? count * d : given; };
   const int64_t q_stride = stride(a.q_stride, heads), out_stride = stride(a.out_stride, heads);
   const int64_t dout_stride = stride(a.dout_stride, heads), dq_stride = stride(a.dq_stride, heads);
   const int64_t k_stride = stride(a.k_stride, p.kv_heads),
                 v_stride = stride(a.v_stride, p.kv_heads);
-  const int64_t dk_stride = stride(a.dk_stride, p.kv_heads),
-                dv_stride = stride(a.dv_stride, p.kv_heads);
   const bool softcap = p.softcap != 0.0f;
   const float c_scalar = ScoreScale(p);
   const VF c = hn::Set(df, c_scalar);
 
   Scratch& scratch = attention_scratch;
-  scratch.Reset(static_cast<size_t>(n * (5 * d + 2) + 2 * kRows * kKeys + 7 * d * kKeys + d + 512));
+  scratch.Reset(static_cast<size_t>(n * (3 * d + 2) + 2 * kRows * kKeys + 7 * d * kKeys + d + 512));
   float* q = scratch.Take(n * d);  // of one head, f32
   float* go = scratch.Take(n * d);
   float* dq = scratch.Take(n * d);
-  float* dk = scratch.Take(n * d);  // of the group, heads added so far
-  float* dv = scratch.Take(n * d);
   float* delta = scratch.Take(n);
   float* lse2 = scratch.Take(n);
   float* s = scratch.Take(kRows * kKeys);
@@ -454,7 +451,7 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
   float* sum_v = scratch.Take(d * kKeys);
   float* line = scratch.Take(d);
 
-  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+  for (int64_t h = h_begin; h < h_end; ++h) {
     for (int64_t i = 0; i < n; ++i) {
       rows::LoadRow(a.q, kDType, (run.q_begin + i) * q_stride + h * d, d, q + i * d);
       rows::LoadRow(a.dout, kDType, (run.q_begin + i) * dout_stride + h * d, d, go + i * d);
@@ -539,7 +536,7 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
           }
         }
       }
-      const bool first_head = h == kv_head * group;
+      const bool first_head = h == h_begin;
       for (int64_t j = 0; j < keys; ++j) {
         float* k_row = dk + (key0 + j) * d;
         float* v_row = dv + (key0 + j) * d;
@@ -572,26 +569,47 @@ void BackwardHeadTyped(const Params& p, const BackwardArgs& a, const Run& run, i
       }
     }
   }
-  for (int64_t j = 0; j < n; ++j) {
+}
+
+template <DType kDType>
+void StoreKvTyped(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head,
+                  const float* dk, const float* dv) {
+  const int64_t d = p.head_dim;
+  const auto stride = [&](int64_t given) { return given == 0 ? p.kv_heads * d : given; };
+  const int64_t dk_stride = stride(a.dk_stride), dv_stride = stride(a.dv_stride);
+  std::vector<float> line(static_cast<size_t>(d));
+  for (int64_t j = 0; j < run.q_rows; ++j) {
     for (int64_t x = 0; x < d; ++x) line[x] = dk[j * d + x] * p.scale + 0.0f;
-    rows::StoreRow(a.dk, kDType, (run.kv_begin + j) * dk_stride + kv_head * d, line, d);
+    rows::StoreRow(a.dk, kDType, (run.kv_begin + j) * dk_stride + kv_head * d, line.data(), d);
     for (int64_t x = 0; x < d; ++x) line[x] = dv[j * d + x] + 0.0f;
-    rows::StoreRow(a.dv, kDType, (run.kv_begin + j) * dv_stride + kv_head * d, line, d);
+    rows::StoreRow(a.dv, kDType, (run.kv_begin + j) * dv_stride + kv_head * d, line.data(), d);
   }
 }
 
-void BackwardHeadImpl(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head,
-                      float* dsink_units, bool sm90) {
-  const auto call = [&](auto head) { head(p, a, run, kv_head, dsink_units); };
+void BackwardHeadsImpl(const Params& p, const BackwardArgs& a, const Run& run, int64_t h_begin,
+                       int64_t h_end, float* dk, float* dv, float* dsink_units, bool sm90) {
+  const auto call = [&](auto heads) { heads(p, a, run, h_begin, h_end, dk, dv, dsink_units); };
   switch (p.dtype) {
     case DType::kBF16:
-      return call(sm90 ? BackwardHeadTyped<DType::kBF16, true>
-                       : BackwardHeadTyped<DType::kBF16, false>);
+      return call(sm90 ? BackwardHeadsTyped<DType::kBF16, true>
+                       : BackwardHeadsTyped<DType::kBF16, false>);
     case DType::kF16:
-      return call(sm90 ? BackwardHeadTyped<DType::kF16, true>
-                       : BackwardHeadTyped<DType::kF16, false>);
+      return call(sm90 ? BackwardHeadsTyped<DType::kF16, true>
+                       : BackwardHeadsTyped<DType::kF16, false>);
     default:
-      return call(BackwardHeadTyped<DType::kF32, false>);
+      return call(BackwardHeadsTyped<DType::kF32, false>);
+  }
+}
+
+void StoreKvImpl(const Params& p, const BackwardArgs& a, const Run& run, int64_t kv_head,
+                 const float* dk, const float* dv) {
+  switch (p.dtype) {
+    case DType::kBF16:
+      return StoreKvTyped<DType::kBF16>(p, a, run, kv_head, dk, dv);
+    case DType::kF16:
+      return StoreKvTyped<DType::kF16>(p, a, run, kv_head, dk, dv);
+    default:
+      return StoreKvTyped<DType::kF32>(p, a, run, kv_head, dk, dv);
   }
 }
 
@@ -602,15 +620,21 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tare::ops::attention {
 HWY_EXPORT(ForwardBlockImpl);
-HWY_EXPORT(BackwardHeadImpl);
+HWY_EXPORT(BackwardHeadsImpl);
+HWY_EXPORT(StoreKvImpl);
 
 void ForwardBlock(const Params& params, const Args& args, const Run& run, int64_t kv_head,
                   int64_t flat0, int64_t lanes, bool sm90) {
   HWY_DYNAMIC_DISPATCH(ForwardBlockImpl)(params, args, run, kv_head, flat0, lanes, sm90);
 }
-void BackwardHead(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,
-                  float* dsink_units, bool sm90) {
-  HWY_DYNAMIC_DISPATCH(BackwardHeadImpl)(params, args, run, kv_head, dsink_units, sm90);
+void BackwardHeads(const Params& params, const BackwardArgs& args, const Run& run, int64_t h_begin,
+                   int64_t h_end, float* dk, float* dv, float* dsink_units, bool sm90) {
+  HWY_DYNAMIC_DISPATCH(BackwardHeadsImpl)
+  (params, args, run, h_begin, h_end, dk, dv, dsink_units, sm90);
+}
+void StoreKv(const Params& params, const BackwardArgs& args, const Run& run, int64_t kv_head,
+             const float* dk, const float* dv) {
+  HWY_DYNAMIC_DISPATCH(StoreKvImpl)(params, args, run, kv_head, dk, dv);
 }
 }  // namespace tare::ops::attention
 #endif
