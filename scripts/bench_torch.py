@@ -112,7 +112,7 @@ CASES += [("logprob", f"T={t} V={v} {n}", lambda t=t, v=v, d=d: logprob(t, v, d)
 CASES += [("gate", f"T={t} I={i} {n}", lambda t=t, i=i, d=d: gate(t, i, d))
           for t, i, n, d in ((2048, 1536, "f32", F32), (2048, 1536, "bf16", BF16), (1024, 12288, "bf16", BF16))]
 CASES += [("attention", f"{n} {h}/{g} d={d} n={t}", lambda h=h, g=g, d=d, t=t, f=f: attention(h, g, d, t, f))
-          for h, g, d in ((9, 3, 64), (16, 8, 128)) for n, f in (("f32", F32), ("bf16", BF16)) for t in (256, 1024, 2048)]
+          for h, g, d in ((9, 3, 64), (16, 8, 128), (32, 8, 128)) for n, f in (("f32", F32), ("bf16", BF16)) for t in (256, 1024, 2048)]
 CASES += [("adamw", "N=16777216", lambda: adamw(1 << 24))]
 
 

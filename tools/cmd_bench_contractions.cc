@@ -202,7 +202,8 @@ void BenchLinear(const Options& o, ThreadPool& pool, Sgemm sgemm, Json& out) {
 }
 
 void BenchAttention(const Options& o, ThreadPool& pool, Json& out) {
-  for (auto [qh, kh, d] : {std::tuple<int64_t, int64_t, int64_t>{9, 3, 64}, {16, 8, 128}}) {
+  for (auto [qh, kh, d] :
+       {std::tuple<int64_t, int64_t, int64_t>{9, 3, 64}, {16, 8, 128}, {32, 8, 128}}) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
       for (int64_t n : {256, 1024, 2048}) {
         const std::string name =

@@ -23,6 +23,8 @@ using numerics::MmaType;
 constexpr int64_t kGroup = 16;
 constexpr int64_t kRowBlock = 64;
 constexpr int64_t kLeastRows = 16;
+constexpr int64_t kBytesOfA = 12;  // of an element of A as the step multiplies it
+constexpr int64_t kLargeA = int64_t{8} << 20;
 
 int64_t RoundUp(int64_t v, int64_t to) { return (v + to - 1) / to * to; }
 
@@ -156,7 +158,10 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
   const int64_t wanted = p.mma_b == nullptr
                              ? 4 * pool.threads() / std::max<int64_t>(1, panels)
                              : (8 * pool.threads() + panels - 1) / std::max<int64_t>(1, panels);
-  const int64_t row_tasks = std::clamp<int64_t>(pool.threads() == 1 ? 1 : wanted, 1, row_blocks);
+  // A large A goes through the caches once: block of rows by block, each with all panels.
+  const bool by_rows = p.mma_b != nullptr && p.m * given_k * kBytesOfA > kLargeA;
+  const int64_t row_tasks =
+      by_rows ? row_blocks : std::clamp<int64_t>(pool.threads() == 1 ? 1 : wanted, 1, row_blocks);
   std::vector<MmaA> a(static_cast<size_t>(row_blocks));
   pool.ParallelFor(row_blocks, [&](int64_t i) {
     const int64_t m0 = i * block, m1 = std::min(p.m, m0 + block);
@@ -170,7 +175,9 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
     }
   });
   pool.ParallelFor(panels * row_tasks, [&](int64_t task) {
-    const int64_t n0 = task / row_tasks * kMmaPanel, n1 = std::min(p.n, n0 + kMmaPanel);
+    const int64_t panel = by_rows ? task % panels : task / row_tasks;
+    const int64_t first = by_rows ? task / panels : task % row_tasks;
+    const int64_t n0 = panel * kMmaPanel, n1 = std::min(p.n, n0 + kMmaPanel);
     MmaB local;
     if (p.mma_b == nullptr) {
       if (p.b_layout == BLayout::kRowsAreN) {
@@ -188,7 +195,7 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
     for (int64_t n = n0; p.bias != nullptr && n < n1; ++n)
       bias.push_back(LoadAsF32(p.bias, p.bias_dtype, n));
     std::vector<float> c;
-    for (int64_t i = task % row_tasks; i < row_blocks; i += row_tasks) {
+    for (int64_t i = first; i < row_blocks; i += row_tasks) {
       const int64_t m0 = i * block, m1 = std::min(p.m, m0 + block), tile = (m1 - m0) * kMmaPanel;
       c.assign(static_cast<size_t>(tree ? tile * static_cast<int64_t>(p.groups.size()) : tile),
                0.0f);
