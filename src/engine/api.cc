@@ -47,17 +47,15 @@ Result<Json> Body(const http::Request& request) {
 void SendError(const http::ResponderPtr& responder, const Status& status) {
   const std::string& m = status.message();
   const size_t colon = m.find(':');
-  const bool named = colon != std::string::npos && colon < 80 && m.find(' ') >= colon;
+  const bool named = colon < 80 && m.find(' ') >= colon;
   const Json param = named ? Json(m.substr(0, colon)) : Json(nullptr);
   switch (status.code()) {
     case Code::kInvalidArgument:
-      return SendErrorText(responder, 400, "BadRequestError", m, param);
     case Code::kUnsupported:
       return SendErrorText(responder, 400, "BadRequestError", m, param);
     case Code::kNotFound:
       return SendErrorText(responder, 404, "NotFoundError", m, param);
     case Code::kPrecondition:
-      return SendErrorText(responder, 409, "ConflictError", m, param);
     case Code::kDataLoss:
       return SendErrorText(responder, 409, "ConflictError", m, param);
     case Code::kExhausted:
@@ -104,9 +102,8 @@ Api::Api(Engine* engine, ApiConfig config) : engine_(engine), config_(std::move(
 Api::~Api() = default;
 
 http::Handler Api::handler() {
-  return [this](std::shared_ptr<const http::Request> request, http::ResponderPtr responder) {
-    Handle(*request, responder);
-  };
+  return [this](const std::shared_ptr<const http::Request>& request,
+                const http::ResponderPtr& responder) { Handle(*request, responder); };
 }
 
 void Api::Handle(const http::Request& request, const http::ResponderPtr& responder) {

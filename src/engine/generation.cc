@@ -79,7 +79,7 @@ Status Generation::Start(const std::function<void(std::function<void()>)>& post)
     r.callback = [self = shared_from_this(), post, first](const SequenceEvent& event) {
       post([self, first, event] { self->OnEvent(first, event); });
     };
-    if (const Status status = shared_.engine->Submit(std::move(r)); !status.ok()) {
+    if (Status status = shared_.engine->Submit(std::move(r)); !status.ok()) {
       gone_ = true;
       for (size_t q = 0; q < p; ++q) shared_.engine->Abort(fmt::format("{}-{}", id_, q));
       return status;
@@ -314,7 +314,7 @@ Json Generation::ChoiceJson(size_t index, const std::string& text,
 }
 
 void Generation::StreamChunk(size_t index, const std::string& delta,
-                             std::vector<TokenOutput> tokens) {
+                             const std::vector<TokenOutput>& tokens) {
   Choice& c = choices_[index];
   if (tokens.empty() && delta.empty() && c.finish.empty()) return;
   if (!stream_begun_) {

@@ -56,7 +56,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void OnEvent(size_t first_choice, const SequenceEvent& event);
   void TakeTokens(Choice* c, const SequenceEvent& event, std::string* delta);
-  void StreamChunk(size_t index, const std::string& delta, std::vector<TokenOutput> tokens);
+  void StreamChunk(size_t index, const std::string& delta, const std::vector<TokenOutput>& tokens);
   void FinishAll();
   Json ChoiceJson(size_t index, const std::string& text, const std::vector<TokenOutput>& tokens,
                   bool delta);

@@ -55,7 +55,7 @@ class Collector {
       std::lock_guard lock(mutex_);
       open_ += count;
     }
-    const Status status = engine_->SubmitTogether(std::exchange(added_, {}));
+    Status status = engine_->SubmitTogether(std::exchange(added_, {}));
     if (!status.ok()) {
       std::lock_guard lock(mutex_);
       open_ -= count;
@@ -254,7 +254,7 @@ class Matrix {
   static void Compare(InvarianceCell* cell, const std::string& who,
                       const std::vector<int32_t>& a_ids, const std::vector<uint32_t>& a,
                       const std::vector<int32_t>& b_ids, const std::vector<uint32_t>& b) {
-    const auto note = [&](std::string text) {
+    const auto note = [&](const std::string& text) {
       cell->mismatches++;
       if (cell->first.empty()) cell->first = who + ": " + text;
     };
@@ -571,7 +571,7 @@ class Matrix {
       cell->proof["binary_sha256"] = id.value("binary_sha256", Json(nullptr));
       return Ok();
     };
-    const Status status = ask();
+    Status status = ask();
     if (pid > 0) {
       ::kill(pid, SIGTERM);
       ::waitpid(pid, nullptr, 0);

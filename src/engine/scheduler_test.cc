@@ -143,7 +143,7 @@ TEST(EngineScheduler, TheLeastImportantGivesWay) {
   Scheduler scheduler(
       {.block_size = 4, .num_blocks = 4, .max_num_batched_tokens = 64, .max_model_len = 16});
   const auto step = [&] {
-    const StepPlan plan = scheduler.Schedule(0);
+    StepPlan plan = scheduler.Schedule(0);
     scheduler.Computed(plan);
     for (const ScheduledRun& run : plan.runs)
       if (run.samples) run.sequence->tokens.push_back(1);

@@ -38,6 +38,7 @@ std::function<Result<std::string>(const std::vector<ChatMessage>&, bool)> ChatRe
                   bool add_generation_prompt) -> Result<std::string> {
     if (!format.ok()) return InvalidArgument("messages: {}", format.status().message());
     std::vector<models::ChatMessage> list;
+    list.reserve(messages.size());
     for (const ChatMessage& m : messages) list.push_back({m.role, m.content});
     models::ChatOptions options;
     options.add_generation_prompt = add_generation_prompt;
@@ -58,6 +59,7 @@ Result<std::string> HeldWeightHash(const models::Model& model, ThreadPool* pool,
   TARE_RETURN_IF_ERROR(models::VerifyPacked(pool, model, codes));
   TARE_ASSIGN_OR_RETURN(const auto tensors, model.NamedTensors());
   std::vector<WeightHashItem> items;
+  items.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
     items.push_back({.name = name,
                      .dtype = tensor.dtype(),

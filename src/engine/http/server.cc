@@ -372,7 +372,7 @@ void Session::HaveRequest() {
                    std::make_shared<SessionResponder>(shared_from_this(), turn_));
 }
 
-class AsioServer : public Server {
+class AsioServer final : public Server {
  public:
   explicit AsioServer(std::shared_ptr<Shared> shared)
       : shared_(std::move(shared)), acceptor_(shared_->io) {}

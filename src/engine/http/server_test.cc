@@ -54,7 +54,7 @@ class RawSocket {
 };
 
 Handler Echo() {
-  return [](std::shared_ptr<const Request> r, ResponderPtr responder) {
+  return [](const std::shared_ptr<const Request>& r, const ResponderPtr& responder) {
     responder->Send(200, "text/plain", r->method + " " + r->path + "?" + r->query + " " + r->body);
   };
 }
@@ -77,7 +77,7 @@ TEST(EngineHttp, AnswersAndKeepsAlive) {
 }
 
 TEST(EngineHttp, StreamsChunks) {
-  const auto server = Start({}, [](std::shared_ptr<const Request>, ResponderPtr r) {
+  const auto server = Start({}, [](const std::shared_ptr<const Request>&, const ResponderPtr& r) {
     r->BeginStream("text/event-stream");
     r->Write("data: 1\n\n");
     r->Write("");
@@ -132,12 +132,13 @@ TEST(EngineHttp, NoticesVanishedClients) {
   std::atomic<int> gone{0};
   std::vector<ResponderPtr> held;
   std::mutex mutex;
-  const auto server = Start({}, [&](std::shared_ptr<const Request> r, ResponderPtr responder) {
-    if (r->path == "/drop") return;
-    responder->OnClose([&] { gone++; });
-    std::lock_guard lock(mutex);
-    held.push_back(std::move(responder));
-  });
+  const auto server =
+      Start({}, [&](const std::shared_ptr<const Request>& r, const ResponderPtr& responder) {
+        if (r->path == "/drop") return;
+        responder->OnClose([&] { gone++; });
+        std::lock_guard lock(mutex);
+        held.push_back(std::move(responder));
+      });
   {
     RawSocket s(server->port());
     s.Send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -160,12 +161,12 @@ TEST(EngineHttp, NoticesVanishedClients) {
 
 // A reader that never reads is cut off; the bytes that wait for it are bounded.
 TEST(EngineHttp, CutsSlowReaders) {
-  const auto server =
-      Start({.max_pending_bytes = 100 << 10}, [](std::shared_ptr<const Request>, ResponderPtr r) {
-        r->BeginStream("text/event-stream");
-        for (int i = 0; i < 1000; ++i) r->Write(std::string(100 << 10, 'x'));
-        r->End();
-      });
+  const auto server = Start({.max_pending_bytes = 100 << 10},
+                            [](const std::shared_ptr<const Request>&, const ResponderPtr& r) {
+                              r->BeginStream("text/event-stream");
+                              for (int i = 0; i < 1000; ++i) r->Write(std::string(100 << 10, 'x'));
+                              r->End();
+                            });
   RawSocket s(server->port());
   s.Send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
   for (int i = 0; i < 2000 && server->stats().too_slow == 0; ++i)
