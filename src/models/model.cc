@@ -40,8 +40,10 @@ void LeaveToTheSystem(const Tensor& tensor) {
   const auto end =
       (reinterpret_cast<uintptr_t>(tensor.data()) + static_cast<uintptr_t>(tensor.size_bytes())) /
       kPage * kPage;
-  if (tensor.data() != nullptr && end > begin)
+  if (tensor.data() != nullptr && end > begin) {
+    // The address of a whole page within the tensor. NOLINTNEXTLINE(performance-no-int-to-ptr)
     (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_PAGEOUT);
+  }
 #else
   (void)tensor;
 #endif
@@ -52,13 +54,13 @@ void LeaveToTheSystem(const Tensor& tensor) {
 void Model::Declare() {
   const ModelConfig& c = config_;
   const auto add = [&](std::string name, ParameterKind kind, int64_t columns,
-                       std::vector<std::pair<std::string, int64_t>> parts) {
+                       const std::vector<std::pair<std::string, int64_t>>& parts) {
     Parameter p;
     p.name = std::move(name);
     p.kind = kind;
     int64_t rows = 0;
-    for (auto& [part, n] : parts) {
-      p.parts.push_back({std::move(part), rows, columns == 0 ? Shape{n} : Shape{n, columns}});
+    for (const auto& [part, n] : parts) {
+      p.parts.push_back({part, rows, columns == 0 ? Shape{n} : Shape{n, columns}});
       rows += n;
     }
     // The shape is known before there is storage: Build allocates and fills it.
@@ -106,8 +108,8 @@ void Model::Declare() {
             {expert + (mixtral ? "w3.weight" : "up_proj.weight"), c.expert_intermediate});
         down.push_back({expert + (mixtral ? "w2.weight" : "down_proj.weight"), h});
       }
-      ids.gate_up = add(own + "experts_gate_up", Kind::kLinear, h, std::move(gate_up));
-      ids.down = add(own + "experts_down", Kind::kLinear, c.expert_intermediate, std::move(down));
+      ids.gate_up = add(own + "experts_gate_up", Kind::kLinear, h, gate_up);
+      ids.down = add(own + "experts_down", Kind::kLinear, c.expert_intermediate, down);
     } else {
       const std::string mlp = hf + "mlp.";
       ids.gate_up = add(
