@@ -137,7 +137,7 @@ TEST(EngineHttp, NoticesVanishedClients) {
         if (r->path == "/drop") return;
         responder->OnClose([&] { gone++; });
         std::lock_guard lock(mutex);
-        held.push_back(std::move(responder));
+        held.push_back(responder);
       });
   {
     RawSocket s(server->port());
