@@ -10,6 +10,7 @@
 
 #include "base/sha256.h"
 #include "workflow/claims/claim.h"
+#include "workflow/testing_json.h"
 
 namespace tare::workflow {
 
@@ -306,16 +307,7 @@ inline std::map<std::string, Json> HonestClaims() {
           {"call-record", HonestCallRecord()}};
 }
 
-// Changes to a claim, and what a judgement found.
-inline Json& At(Json& doc, const std::string& pointer) { return doc[Json::json_pointer(pointer)]; }
-
-inline std::function<void(Json&)> Set(const std::string& pointer, Json value) {
-  return [pointer, value](Json& d) { At(d, pointer) = value; };
-}
-inline std::function<void(Json&)> Erase(const std::string& pointer, size_t index) {
-  return [pointer, index](Json& d) { At(d, pointer).erase(index); };
-}
-
+// What a judgement found.
 inline std::string Faults(const GateJudgement& j) {
   std::string out;
   for (const GateFinding& f : j.findings) {

@@ -86,10 +86,7 @@ TEST(FalsePassTest, DualPath) {
   JudgeCases({
       {"T-01 the mask is all false", "C5",
        [](Json& d) {
-         ForPaths(d, kAllPaths, [](Json& path) {
-           for (Json& line : path["sequences"])
-             for (Json& m : line["mask"]) m = 0;
-         });
+         MaskAll(d);
          At(d, "/contract/scope/valid_tokens") = 0;
          At(d, "/contract/scope/masked_tokens") = kQuestions * kSamples * kResponse;
          At(d, "/contract/scope/eos_tokens") = 0;

@@ -168,24 +168,8 @@ TEST(GateChecksTest, C5) {
        "the one before gave"},
       {"C5-11", "C5", Set("/chain/0/from", H("other")), reason::kWeightHashMismatch},
       {"C5-04", "C5", Erase("/packings/shuffled/micro_batches/2/1"), reason::kTokensDiffer},
-      {"C5-08", "C5",
-       [](Json& d) {
-         ForPaths(d, kAllPaths, [](Json& path) {
-           for (Json& line : path["sequences"]) {
-             for (Json& bit : line["mask"]) bit = 0;
-           }
-         });
-       },
-       reason::kNoValidTokens, "=30 tokens, none of them valid"},
-      {"C5-08", "C5",
-       [](Json& d) {
-         ForPaths(d, kAllPaths, [](Json& path) {
-           for (Json& line : path["sequences"]) {
-             for (Json& bit : line["mask"]) bit = 0;
-           }
-         });
-       },
-       reason::kNoValidTokens, ": 30 tokens, none of them valid"},
+      {"C5-08", "C5", MaskAll, reason::kNoValidTokens, "=30 tokens, none of them valid"},
+      {"C5-08", "C5", MaskAll, reason::kNoValidTokens, ": 30 tokens, none of them valid"},
       {"DISC-10", "C5", Set("/decisions/choices/0/trainer_used", {8, 9}), reason::kReplayUnstated,
        "without declared replay"},
       {"DISC-01", "C5",

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "workflow/gates/judge.h"
+#include "workflow/testing_json.h"
 
 namespace tare::workflow {
 
@@ -25,21 +26,6 @@ inline Json HonestC1() { return HonestEvidence("C1"); }
 inline Json HonestC2() { return HonestEvidence("C2"); }
 inline Json HonestC3() { return HonestEvidence("C3"); }
 inline Json HonestC4() { return HonestEvidence("C4"); }
-
-inline Json With(Json doc, const std::string& pointer, Json value) {
-  doc[Json::json_pointer(pointer)] = std::move(value);
-  return doc;
-}
-inline Json Without(Json doc, const std::string& pointer) {
-  const Json::json_pointer at(pointer);
-  Json& parent = doc[at.parent_pointer()];
-  if (parent.is_array()) {
-    parent.erase(std::stoul(at.back()));
-  } else {
-    EXPECT_EQ(parent.erase(at.back()), 1u) << pointer;
-  }
-  return doc;
-}
 
 // The judgement has `verdict`, and a finding of `row` with `reason`, which is the gravest.
 inline void ExpectFinding(const Json& doc, Verdict verdict, std::string_view reason,

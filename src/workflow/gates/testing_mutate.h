@@ -19,8 +19,6 @@ inline Bundle HonestBundle() {
           {"C8", HonestC8()}, {"C9", HonestC9()}, {"C10", HonestC10()}};
 }
 
-inline Json& At(Json& doc, const std::string& pointer) { return doc[Json::json_pointer(pointer)]; }
-
 // Every logprob path of a C5 document: the named ones, their repeats and their repacked runs.
 inline void ForPaths(Json& c5, const std::vector<std::string>& names,
                      const std::function<void(Json&)>& change) {
@@ -42,6 +40,14 @@ inline void SetWords(Json& path, const std::function<Json(int sequence, int toke
     for (Json& bits : line["bits"]) bits = word(s, t++);
     ++s;
   }
+}
+// No token of any path counts.
+inline void MaskAll(Json& c5) {
+  ForPaths(c5, kAllPaths, [](Json& path) {
+    for (Json& line : path["sequences"]) {
+      for (Json& bit : line["mask"]) bit = 0;
+    }
+  });
 }
 // Flips the lowest bit of one word.
 inline void OneUlp(Json& path, int sequence, int token) {
@@ -88,13 +94,6 @@ inline void KeepWeights(Json& loop, int k, bool master) {
     if (master) after["master_before"] = update["master_before"];
   }
   Total(update);
-}
-
-inline std::function<void(Json&)> Set(const std::string& pointer, Json value) {
-  return [pointer, value](Json& d) { At(d, pointer) = value; };
-}
-inline std::function<void(Json&)> Erase(const std::string& pointer) {
-  return [pointer](Json& d) { d = Without(std::move(d), pointer); };
 }
 
 // One obligation broken in the honest evidence of a gate, and the finding that must say so.
