@@ -146,22 +146,21 @@ Schedule RunSm90(ThreadPool& pool, const Problem& p) {
   // A weight packed beforehand keeps its own K; only its last group is padded.
   const int64_t given_k = p.mma_b != nullptr ? p.mma_b->k() : k;
   const int64_t panels = (p.n + kMmaPanel - 1) / kMmaPanel;
-  // Enough tasks for the threads to end together: smaller blocks of rows, then a split by rows.
-  // Where B is not packed a split packs its panel again, and as few as keep the threads busy must
-  // do.
+  // Enough tasks for the threads to end together: smaller blocks of rows, then a split by rows. A
+  // split packs a panel of B again that is not packed, so there as few as keep the threads busy.
+  const int64_t threads = pool.threads();
+  const bool packed = p.mma_b != nullptr;
   int64_t block = kRowBlock;
   const auto blocks = [&] { return (p.m + block - 1) / block; };
-  if (pool.threads() > 1 && p.mma_b != nullptr) {
-    while (block > kLeastRows && panels * blocks() < 8 * pool.threads()) block /= 2;
-  }
+  while (threads > 1 && packed && block > kLeastRows && panels * blocks() < 8 * threads) block /= 2;
   const int64_t row_blocks = blocks();
-  const int64_t wanted = p.mma_b == nullptr
-                             ? 4 * pool.threads() / std::max<int64_t>(1, panels)
-                             : (8 * pool.threads() + panels - 1) / std::max<int64_t>(1, panels);
+  const int64_t some = std::max<int64_t>(1, panels);
+  const int64_t enough = packed ? (8 * threads + some - 1) / some : 4 * threads / some;
   // A large A goes through the caches once: block of rows by block, each with all panels.
-  const bool by_rows = p.mma_b != nullptr && p.m * given_k * kBytesOfA > kLargeA;
-  const int64_t row_tasks =
-      by_rows ? row_blocks : std::clamp<int64_t>(pool.threads() == 1 ? 1 : wanted, 1, row_blocks);
+  const bool by_rows = packed && p.m * given_k * kBytesOfA > kLargeA;
+  const int64_t row_tasks = by_rows        ? row_blocks
+                            : threads == 1 ? 1
+                                           : std::clamp<int64_t>(enough, 1, row_blocks);
   std::vector<MmaA> a(static_cast<size_t>(row_blocks));
   pool.ParallelFor(row_blocks, [&](int64_t i) {
     const int64_t m0 = i * block, m1 = std::min(p.m, m0 + block);
