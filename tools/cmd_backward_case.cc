@@ -17,7 +17,7 @@ namespace tare {
 namespace {
 
 struct Options {
-  std::string dir, shrink;
+  std::string dir, shrink, parameter;
   int threads = 0, max_tries = 200;
   bool clean = false, json = false;
 };
@@ -48,16 +48,16 @@ Result<Verdict> Run(const Options& o) {
   if (!o.shrink.empty()) {
     TARE_ASSIGN_OR_RETURN(
         const trainer::Shrunk small,
-        trainer::ShrinkBackwardCase(&pool, trainer.get(), kept.batch, o.max_tries));
+        trainer::ShrinkBackwardCase(&pool, trainer.get(), kept.batch, o.parameter, o.max_tries));
     TARE_RETURN_IF_ERROR(trainer::SaveBackwardCase(env, trainer.get(), o.dir + "/weights",
                                                    small.batch, kept.progress, small.finding,
                                                    o.shrink));
     out["shrunk"] = small.finding.ToJson();
+    out["shrunk_parameter"] = small.parameter;
     out["tries"] = small.tries;
     if (!o.json) {
-      fmt::print("smallest: {} sequences, {} tokens after {} tries, off by {:.3g}: {}\n",
-                 small.batch.size(), small.finding.tokens, small.tries, small.finding.error,
-                 o.shrink);
+      fmt::print("smallest with {} outside: {} sequences, {} tokens after {} tries: {}\n",
+                 small.parameter, small.batch.size(), small.finding.tokens, small.tries, o.shrink);
     }
   }
   if (o.json) fmt::print("{}\n", out.dump(1));
@@ -71,7 +71,11 @@ TARE_COMMAND(backward_case, [](CLI::App& root) {
       "backward-case", "run a backward that failed again, alone (tare train --check-backward)");
   auto o = std::make_shared<Options>();
   app->add_option("dir", o->dir, "the case")->required();
-  app->add_option("--shrink", o->shrink, "write the smallest failing batch as a case here");
+  CLI::Option* shrink =
+      app->add_option("--shrink", o->shrink, "write the smallest failing batch as a case here");
+  app->add_option("--parameter", o->parameter,
+                  "of --shrink: the gradient that must stay wrong (default: the one furthest off)")
+      ->needs(shrink);
   app->add_option("--max-tries", o->max_tries, "backwards, at most, while shrinking")
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();

@@ -53,6 +53,7 @@ Result<BackwardCase> Parse(const Json& json) {
   out.found.parameter = found.at("parameter").get<std::string>();
   out.found.error = found.at("error").get<double>();
   out.found.tolerance = found.at("tolerance").get<double>();
+  out.found.outside = found.at("outside").get<std::vector<std::string>>();
   out.found.tokens = found.at("tokens").get<int64_t>();
   out.found.gradient_sha256 = found.at("gradient_sha256").get<std::string>();
   return out;
@@ -66,6 +67,7 @@ Json BackwardFinding::ToJson() const {
           {"parameter", parameter},
           {"error", error},
           {"tolerance", tolerance},
+          {"outside", outside},
           {"tokens", tokens},
           {"gradient_sha256", gradient_sha256}};
 }
@@ -108,7 +110,6 @@ Result<BackwardFinding> TryBackward(ThreadPool* pool, Trainer* trainer,
 
   Sha256 digest;
   double worst = -1;
-  out.within = true;
   const std::vector<models::Parameter>& parameters = trainer->model().parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Tensor& g = trainer->gradient(static_cast<int>(i));
@@ -116,13 +117,14 @@ Result<BackwardFinding> TryBackward(ThreadPool* pool, Trainer* trainer,
     const double error = GradientError(g.as<float>(), plain.gradient(static_cast<int>(i)));
     const double tolerance =
         parameters[i].value.dtype() == DType::kF32 ? kGradientTolerance : kBf16Tolerance;
-    out.within = out.within && error <= tolerance;
+    if (!(error <= tolerance)) out.outside.push_back(parameters[i].name);
     if (error / tolerance <= worst) continue;
     worst = error / tolerance;
     out.parameter = parameters[i].name;
     out.error = std::min(error, 1e300);  // JSON has no infinity
     out.tolerance = tolerance;
   }
+  out.within = out.outside.empty();
   out.gradient_sha256 = Hex(digest.Finish());
   return out;
 }
@@ -165,7 +167,8 @@ Result<BackwardCase> OpenBackwardCase(Env* env, const std::string& dir, Trainer*
 }
 
 Result<Shrunk> ShrinkBackwardCase(ThreadPool* pool, Trainer* trainer,
-                                  const std::vector<Sequence>& batch, int max_tries) {
+                                  const std::vector<Sequence>& batch, std::string parameter,
+                                  int max_tries) {
   Shrunk best;
   best.batch = batch;
   TARE_ASSIGN_OR_RETURN(best.finding, TryBackward(pool, trainer, batch));
@@ -173,11 +176,21 @@ Result<Shrunk> ShrinkBackwardCase(ThreadPool* pool, Trainer* trainer,
     return Error(Code::kPrecondition,
                  "every gradient lies inside its tolerance: nothing to shrink");
   }
+  best.parameter = parameter.empty() ? best.finding.parameter : std::move(parameter);
+  const auto fails = [&](const BackwardFinding& f) {
+    return std::find(f.outside.begin(), f.outside.end(), best.parameter) != f.outside.end();
+  };
+  if (!fails(best.finding)) {
+    return Error(Code::kPrecondition,
+                 "the gradient of {} lies inside its tolerance, or is none of this model; outside "
+                 "lie {}",
+                 Printable(best.parameter), fmt::join(best.finding.outside, ", "));
+  }
   const auto still = [&](std::vector<Sequence> smaller) -> Result<bool> {
     if (best.tries >= max_tries) return false;
     ++best.tries;
     TARE_ASSIGN_OR_RETURN(BackwardFinding f, TryBackward(pool, trainer, smaller));
-    if (f.within) return false;  // which parameter is worst may change with the data
+    if (!fails(f)) return false;
     best.batch = std::move(smaller);
     best.finding = std::move(f);
     return true;

@@ -32,7 +32,8 @@ struct BackwardFinding {
   std::string parameter;       // the one furthest outside; of all when within
   double error = 0;            // |g - G| / |G|, 2-norms
   double tolerance = 0;
-  int64_t tokens = 0;  // rows of the batch
+  std::vector<std::string> outside;  // every parameter outside its tolerance, in the model's order
+  int64_t tokens = 0;                // rows of the batch
   // SHA-256 over all gradients' words: a repeat gives the same.
   std::string gradient_sha256;
   Json ToJson() const;
@@ -61,14 +62,17 @@ Result<BackwardCase> OpenBackwardCase(Env* env, const std::string& dir, Trainer*
 // case.json alone: what a command needs before it can make the trainer.
 Result<BackwardCase> ReadBackwardCase(Env* env, const std::string& dir);
 
-// The smallest batch, by dropping sequences and then tokens, whose backward still fails at the same
-// parameter. kPrecondition when the case does not fail.
+// The smallest batch, by dropping sequences and then tokens, in which the gradient of `parameter`
+// (empty: the one furthest outside in the whole batch) still lies outside its tolerance; another
+// that fails instead does not count. kPrecondition when that gradient lies inside to begin with.
 struct Shrunk {
   std::vector<Sequence> batch;
   BackwardFinding finding;
+  std::string parameter;
   int tries = 0;
 };
 Result<Shrunk> ShrinkBackwardCase(ThreadPool* pool, Trainer* trainer,
-                                  const std::vector<Sequence>& batch, int max_tries = 200);
+                                  const std::vector<Sequence>& batch, std::string parameter = {},
+                                  int max_tries = 200);
 
 }  // namespace tare::trainer

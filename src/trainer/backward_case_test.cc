@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 
@@ -103,10 +104,36 @@ TEST_F(BackwardCaseTest, AFaultBehindTheForwardIsKeptRunAloneAndCutDown) {
     EXPECT_EQ(small.batch.size(), 1u);
     EXPECT_LT(small.finding.tokens, 16);  // less than the group that the fault leaves out
     EXPECT_FALSE(small.finding.within);
+    EXPECT_EQ(small.parameter, found.parameter);
   }
   // Without the fault the same case is whole, and there is nothing to shrink.
   EXPECT_TRUE(TryBackward(&Pool(), fresh.get(), kept.batch)->within);
   EXPECT_EQ(ShrinkBackwardCase(&Pool(), fresh.get(), kept.batch).status().code(),
+            Code::kPrecondition);
+}
+
+// CHEAP-15: what is cut down stays the failure that was asked about. Every linear weight is wrong
+// under this fault, so any sequence would do for some of them; an expert's weight is reached by its
+// own tokens alone.
+TEST_F(BackwardCaseTest, WhatIsLeftFailsAtTheSameParameter) {
+  const auto t = From(dir_ + "/mini");
+  const fault::Scoped planted("linear.dw_without_partial_group@trainer");
+  const BackwardFinding found = TryBackward(&Pool(), t.get(), Batch()).value();
+  ASSERT_GT(found.outside.size(), 1u);
+  int moved = 0;
+  for (size_t i = 0; i < found.outside.size(); i += found.outside.size() / 3) {
+    const std::string& parameter = found.outside[i];
+    const Result<Shrunk> small = ShrinkBackwardCase(&Pool(), t.get(), Batch(), parameter, 8);
+    ASSERT_TRUE(small.ok()) << small.status().message();
+    EXPECT_EQ(small->parameter, parameter);
+    const std::vector<std::string>& outside = small->finding.outside;
+    EXPECT_NE(std::find(outside.begin(), outside.end(), parameter), outside.end()) << parameter;
+    moved += small->finding.parameter != parameter;
+  }
+  EXPECT_GT(moved, 0);  // else the one furthest off would have done for all
+  EXPECT_EQ(ShrinkBackwardCase(&Pool(), t.get(), Batch(), "model.norm.weight").status().code(),
+            Code::kPrecondition);
+  EXPECT_EQ(ShrinkBackwardCase(&Pool(), t.get(), Batch(), "no such").status().code(),
             Code::kPrecondition);
 }
 
