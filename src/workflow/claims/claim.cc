@@ -94,6 +94,18 @@ std::string Contradiction(const State& state, Staleness* staleness, const RunRec
   return {};
 }
 
+// "records", which any claim may have beside its own keys, is read here; the judge sees the rest.
+GateJudgement JudgeDocument(const ClaimSpec& spec, const Json& document) {
+  if (!document.contains("records")) return spec.judge(document);
+  const Json records = {{"schema", document.at("schema")}, {"records", document.at("records")}};
+  Judging reading(spec.name, records, fmt::format("tare.claim.{}/v1", spec.name));
+  for (const Field& r : reading.root().At("records").Items(1)) ReadReference(r);
+  if (!reading.WellFormed()) return reading.Finish();
+  Json rest = document;
+  rest.erase("records");
+  return spec.judge(rest);
+}
+
 // The claim as one ended run of step `task`.
 Result<std::string> RecordClaim(Env* env, const std::string& dir, const std::string& actor,
                                 const std::string& name, const Json& document,
@@ -213,6 +225,11 @@ std::vector<GateFinding> CheckReferences(Env* env, const std::string& dir, const
   std::vector<GateFinding> out;
   std::vector<std::pair<std::string, const Json*>> references;
   References(document, "claim", &references);
+  if (references.empty()) {
+    out.push_back(Finding(reason::kReferenceUnrecorded,
+                          "the claim names no record of this task: what it says was taken from "
+                          "nothing that was kept; list it under \"records\""));
+  }
   for (const auto& [place, r] : references) {
     const std::string sha256 = r->value("artifact", std::string());
     // The same bytes may be recorded by several runs: one that bears the reference out is enough.
@@ -248,13 +265,14 @@ Result<RunGateReport> JudgeClaimDocument(Env* env, const std::string& actor,
   TARE_CHECK(spec != nullptr);
   RunGateReport report;
   GateJudgement& j = report.judgement;
-  j = spec->judge(document);
+  j = JudgeDocument(*spec, document);
   const bool readable = j.reason != reason::kMalformedEvidence;
   if (!task.empty() && readable) {
     TARE_ASSIGN_OR_RETURN(const TaskView view, ReadTask(env, task));
     Staleness staleness(view.state);
-    j.Add(CheckReferences(env, task, view.state, &staleness, document));
-    if (spec->name == "plan") j.Add(CheckBudget(view.state, document));
+    // A plan speaks of what has not happened yet: it has no records.
+    j.Add(spec->name == "plan" ? CheckBudget(view.state, document)
+                               : CheckReferences(env, task, view.state, &staleness, document));
     TARE_ASSIGN_OR_RETURN(report.run_id,
                           RecordClaim(env, task, actor, std::string(spec->name), document, j));
   } else if (readable) {

@@ -116,6 +116,30 @@ TEST_F(ClaimInTask, FallsWithRecordsThatAreNot) {
   EXPECT_NE(Faults(Judge(doc).judgement).find("artifact-missing"), std::string::npos);
 }
 
+// Figures that fit together are not yet figures of anything.
+TEST_F(ClaimInTask, AClaimOfFiguresNamesWhatTheyWereTakenFrom) {
+  for (const Json& honest :
+       {HonestEqualOutput(), HonestOneRecurrence(), HonestQuantisedView(), HonestCallRecord()}) {
+    SCOPED_TRACE(honest.at("schema"));
+    ASSERT_EQ(JudgeClaimDocument(&env_, "ann", "", honest)->verdict, Verdict::kPass);
+    EXPECT_EQ(Judge(honest).reason, reason::kReferenceUnrecorded);
+    Json named = honest;
+    named["records"] = {RefTo(replay_)};
+    const RunGateReport r = Judge(named);
+    EXPECT_EQ(r.verdict, Verdict::kPass) << Faults(r.judgement);
+    named["records"][0]["verdict"] = "fail";
+    EXPECT_EQ(Judge(named).reason, reason::kReferenceUnrecorded);
+    for (const Json& wrong : {Json::array(), Json("none"), Json({{{"artifact", "x"}}})}) {
+      named["records"] = wrong;
+      EXPECT_EQ(Judge(named).reason, reason::kMalformedEvidence) << wrong.dump();
+    }
+    // The judge's own reading stays as strict as before.
+    named["records"] = {RefTo(replay_)};
+    named["remarks"] = "all well";
+    EXPECT_EQ(Judge(named).reason, reason::kMalformedEvidence);
+  }
+}
+
 // TRACK-09: a plan cannot grant itself more than the task has.
 TEST_F(ClaimInTask, APlansBudgetIsTheTasks) {
   EXPECT_EQ(Judge(HonestPlan()).verdict, Verdict::kPass);
