@@ -28,8 +28,6 @@ constexpr Harmless kHarmless[] = {
     {"C5/paths/rollout/sequences/0/bits/1", "the masked token: its logprob is in no comparison"},
     {"C8/loop/versions/*/paths/*/sequences/0/bits/1", "the masked token, as in C5"},
     {"C10/loop/versions/*/paths/*/sequences/0/bits/1", "the masked token, as in C5"},
-    {"C10/pairing/points/*/pairs/*/*/output_throughput_micro",
-     "one millionth of a token a second: inside the rounding of its recomputation"},
     {"C6/modules/*/rationale", "free text"},
     {"C7/layers/*/*/where", "a name of the case, for people"},
     {"C7/layers/operator/*/quantities/*/name", "a name of the gradient, for people"},
@@ -277,11 +275,12 @@ const Honest& TheHonestTask() {
   return *honest;
 }
 
-// The verdict on the honest task with one document changed, sealed again. The conclusion's verdict
-// and scope are those that a forger would write.
+// The verdict on the honest task with one document changed, sealed again. The conclusion is the one
+// that a forger would write: what the judge says of the document, and a pass where it only waits
+// for a person, since the ledger holds the sign-offs.
 Verdict Forged(const std::string& gate, const Json& doc, std::string* why) {
   const GateJudgement alone = FindJudge(gate)(doc);
-  if (alone.verdict != Verdict::kPass) {
+  if (alone.verdict != Verdict::kPass && alone.verdict != Verdict::kWaitingHuman) {
     *why = alone.reason;
     return alone.verdict;
   }

@@ -70,7 +70,7 @@ Result<Recorded> Record(Env* env, const std::string& dir, const std::string& act
                         const Json& identity) {
   // A person's stop is held by the ledger, which opens C1 and C9 only under a signature: there the
   // machine's part is concluded, so that it can be put before the reviewer.
-  const bool stop_only = judgement.verdict == Verdict::kWaitingHuman && IsHumanStop(judgement.gate);
+  const bool stop_only = judgement.WaitsForPersonAlone() && IsHumanStop(judgement.gate);
   Conclusion conclusion;
   conclusion.verdict = stop_only ? Verdict::kPass : judgement.verdict;
   conclusion.reason = stop_only ? "" : judgement.reason;
@@ -131,7 +131,7 @@ void Settle(const State& state, RunGateReport* report) {
   if (worst != nullptr && worst->verdict != Verdict::kPass) {
     report->detail = worst->row + ": " + worst->detail;
     report->next = worst->next;
-    if (report->verdict != Verdict::kWaitingHuman) return;
+    if (!report->judgement.WaitsForPersonAlone()) return;
   }
   Staleness staleness(state);
   for (const BoardLine& line : Board(state, &staleness)) {

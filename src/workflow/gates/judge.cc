@@ -409,6 +409,12 @@ GateJudgement Judging::Finish() {
   return out;
 }
 
+bool GateJudgement::WaitsForPersonAlone() const {
+  return verdict == Verdict::kWaitingHuman &&
+         std::none_of(findings.begin(), findings.end(),
+                      [](const GateFinding& f) { return f.reason == reason::kSignoffVoid; });
+}
+
 GateFinding FindingOf(std::string_view row, std::string_view reason, std::string detail) {
   const Reason* known = FindReason(reason);
   TARE_CHECK(known != nullptr) << "no reason " << reason;

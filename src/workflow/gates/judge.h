@@ -61,6 +61,9 @@ struct GateJudgement {
   Json scope;
 
   const GateFinding* Gravest() const;  // the finding that gave the verdict; nullptr for none
+  // A person's decision is all that is missing, so that a standing sign-off of the step passes it.
+  // Not so where the document names a confirmation of something else: that one must be made anew.
+  bool WaitsForPersonAlone() const;
   // Findings from beyond the document (the ledger, the user's contract). A graver one decides, and
   // what could have been covered is then not.
   void Add(std::vector<GateFinding> more);

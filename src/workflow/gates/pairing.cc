@@ -204,7 +204,7 @@ class PairingJudge {
                                 a.commits.substr(0, 12), a.node)) &&
          ok;
     const double micro = Throughput(a) * 1e12;
-    ok = j_.Require("C10-12", std::fabs(micro - static_cast<double>(a.throughput_micro)) <= 1.0,
+    ok = j_.Require("C10-12", std::fabs(micro - static_cast<double>(a.throughput_micro)) <= 0.501,
                     reason::kResultInconsistent,
                     fmt::format("{}: throughput {} is reported, tokens and time give {:.0f}", where,
                                 a.throughput_micro, micro)) &&

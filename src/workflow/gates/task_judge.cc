@@ -43,7 +43,7 @@ class TaskJudge {
       if (facts_.user) judged.Add(ContractFindings(*facts_.user, doc));
       // A document cannot hold the signature that is made over it: where only the person was
       // missing and the ledger holds a standing sign-off of the step, the stop is passed.
-      const bool waited = judged.verdict == Verdict::kWaitingHuman;
+      const bool waited = judged.WaitsForPersonAlone();
       if (waited && facts_.confirmed_by.contains(gate)) {
         std::erase_if(judged.findings,
                       [](const GateFinding& f) { return f.verdict == Verdict::kWaitingHuman; });
