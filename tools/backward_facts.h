@@ -27,8 +27,10 @@ Result<BackwardSubject> LoadBackwardSubject(const std::string& path, int64_t lay
 // One layer of the checkpoint with embedding and head around it.
 BackwardSubject OneLayerOf(const BackwardSubject& subject, size_t layer);
 
-// Fixed here, before any result; the reasons stand with them.
-Json BackwardTolerances();
+// What C7 holds the subject's gradients to, with the reasons: fixed numbers, and for each parameter
+// of the bf16 model a share that follows from the float64 reference alone. No gradient of
+// production is computed for them.
+Result<Json> BackwardTolerances(ThreadPool* pool, const BackwardSubject& subject);
 
 // For C6: {"operators", "poisoned", "absent", "weight_change_raises", "graph", "scan", "times"}.
 Result<Json> BackwardInventory(ThreadPool* pool, const BackwardSubject& subject, bool times);

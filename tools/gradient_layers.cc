@@ -208,6 +208,26 @@ Result<Json> GateCase(ThreadPool* pool, const ModelConfig& c) {
 
 // ---- modules and the model, against trainer/plain_model.h
 
+// The questions as the reference takes them. Its runs are spans into this object.
+struct Lessons {
+  std::vector<std::vector<int32_t>> tokens;  // with the last target, which is a target only
+  std::vector<Doubles> upstream;
+  std::vector<trainer::PlainModel<double>::Run> runs;
+
+  explicit Lessons(const BackwardQuestions& q) : tokens(q.tokens) {
+    auto arriving = q.upstream.begin();
+    for (size_t s = 0; s < tokens.size(); ++s) {
+      const auto end = arriving + static_cast<std::ptrdiff_t>(tokens[s].size());
+      upstream.emplace_back(arriving, end);
+      arriving = end;
+      tokens[s].push_back(q.targets[s].back());
+    }
+    for (size_t s = 0; s < tokens.size(); ++s) runs.push_back({tokens[s], 1, 1.0, upstream[s]});
+  }
+  Lessons(const Lessons&) = delete;
+  Lessons& operator=(const Lessons&) = delete;
+};
+
 struct Both {
   Json inputs;
   std::vector<std::string> names;
@@ -231,18 +251,8 @@ Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dty
 
   TARE_ASSIGN_OR_RETURN(auto plain, trainer::PlainModel<double>::Create(pool, model));
   plain.ZeroGradients();
-  std::vector<Doubles> upstream64;
-  std::vector<trainer::PlainModel<double>::Run> runs;
-  auto arriving = q.upstream.begin();
-  std::vector<std::vector<int32_t>> tokens = q.tokens;  // and, for the reference, the last target
-  for (size_t s = 0; s < tokens.size(); ++s) {
-    const auto end = arriving + static_cast<std::ptrdiff_t>(tokens[s].size());
-    upstream64.emplace_back(arriving, end);
-    arriving = end;
-    tokens[s].push_back(q.targets[s].back());
-  }
-  for (size_t s = 0; s < tokens.size(); ++s) runs.push_back({tokens[s], 1, 1.0, upstream64[s]});
-  TARE_RETURN_IF_ERROR(plain.Compute(runs, tap.decisions).status());
+  const Lessons lessons(q);
+  TARE_RETURN_IF_ERROR(plain.Compute(lessons.runs, tap.decisions).status());
 
   Both out;
   Sha256 held, read, tokens_a, tokens_b, decided_a, decided_b;
@@ -263,11 +273,11 @@ Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dty
     held.Update(mine.data(), mine.size() * sizeof(float));
     read.Update(narrow.data(), narrow.size() * sizeof(float));
   }
-  for (size_t s = 0; s < tokens.size(); ++s) {
+  for (size_t s = 0; s < lessons.runs.size(); ++s) {
     // Rows and their targets, as each side has them.
     tokens_a.Update(batch.runs[s].tokens.data(), batch.runs[s].tokens.size_bytes());
     tokens_a.Update(batch.runs[s].targets.data(), batch.runs[s].targets.size_bytes());
-    const std::span<const int32_t> all = runs[s].tokens;
+    const std::span<const int32_t> all = lessons.runs[s].tokens;
     tokens_b.Update(all.data(), all.first(all.size() - 1).size_bytes());
     tokens_b.Update(all.data() + 1, all.first(all.size() - 1).size_bytes());
   }
@@ -281,7 +291,7 @@ Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dty
   decided(tap.decisions, &decided_a);
   decided(plain.used_decisions(), &decided_b);
   Floats arrived;
-  for (const Doubles& d : upstream64) arrived.insert(arrived.end(), d.begin(), d.end());
+  for (const Doubles& d : lessons.upstream) arrived.insert(arrived.end(), d.begin(), d.end());
   out.inputs = Inputs({{"input", {Hex(tokens_a.Finish()), Hex(tokens_b.Finish())}},
                        {"weights", {Hex(held.Finish()), Hex(read.Finish())}},
                        {"saved state", {Hex(decided_a.Finish()), Hex(decided_b.Finish())}},
@@ -295,6 +305,47 @@ Json Quantities(const Both& both, const char* tolerance) {
     out.push_back(
         GradientQuantity(both.names[i], tolerance, both.production[i], both.reference[i]));
   return out;
+}
+
+std::string InBf16(const std::string& parameter) { return "bf16:" + parameter; }
+
+// By parameter: how far the reference's own gradient moves, as a share of its largest element, when
+// the reference keeps its activations in bf16; root mean square over the draws.
+Result<std::vector<double>> MovedByBf16(ThreadPool* pool, const BackwardSubject& subject) {
+  constexpr int kDraws = 4;
+  TARE_ASSIGN_OR_RETURN(Model model, BackwardModel(pool, subject, DType::kBF16));
+  const BackwardQuestions q(subject.config.vocab, 0);
+  const models::Batch batch = q.MakeBatch();
+  models::Scratch scratch;
+  trainer::DecisionTap tap(
+      nullptr);  // a router's choices are production's, here as in the comparison
+  TARE_RETURN_IF_ERROR(
+      models::Forward(BackwardCtx(pool), model, batch, &scratch, nullptr, &tap).status());
+  TARE_ASSIGN_OR_RETURN(auto plain, trainer::PlainModel<double>::Create(pool, model));
+  const Lessons lessons(q);
+  const size_t count = model.parameters().size();
+  std::vector<Doubles> exact(count);
+  std::vector<double> squares(count, 0.0);
+  for (int draw = 0; draw <= kDraws; ++draw) {
+    if (draw > 0) plain.KeepInBf16(static_cast<uint64_t>(draw));
+    plain.ZeroGradients();
+    TARE_RETURN_IF_ERROR(plain.Compute(lessons.runs, tap.decisions).status());
+    for (size_t i = 0; i < count; ++i) {
+      const Doubles& g = plain.gradient(static_cast<int>(i));
+      if (draw == 0) {
+        exact[i] = g;
+        continue;
+      }
+      double largest = 0, moved = 0;
+      for (size_t k = 0; k < g.size(); ++k) {
+        largest = std::max(largest, std::fabs(exact[i][k]));
+        moved = std::max(moved, std::fabs(g[k] - exact[i][k]));
+      }
+      if (largest > 0) squares[i] += moved * moved / (largest * largest);
+    }
+  }
+  for (double& s : squares) s = std::sqrt(s / kDraws);
+  return squares;
 }
 
 std::string TypeOf(const models::LayerConfig& l) {
@@ -378,24 +429,38 @@ BackwardSubject OneLayerOf(const BackwardSubject& subject, size_t layer) {
   return out;
 }
 
-Json BackwardTolerances() {
-  const auto one = [](const char* id, const char* layer, double bound, const char* why) {
-    return Json{
-        {"id", id}, {"layer", layer}, {"metric", "of-largest"}, {"bound", bound}, {"reason", why}};
+Result<Json> BackwardTolerances(ThreadPool* pool, const BackwardSubject& subject) {
+  const auto one = [](std::string id, const char* layer, double bound, std::string why) {
+    return Json{{"id", std::move(id)},
+                {"layer", layer},
+                {"metric", "of-largest"},
+                {"bound", bound},
+                {"reason", std::move(why)}};
   };
-  return Json::array(
+  constexpr const char* kF32 =
+      "f32; the short polynomial of attention's exponential gives 2^-13 of a probability, over a "
+      "dozen places 4e-4; ten times it";
+  Json out = Json::array(
       {one("operator", "operator", 1e-4,
            "f32 chains of some thousand terms, 2^-24 each in a random walk, and one exponential of "
            "2^-22; a hundred times that"),
-       one("module", "module", 5e-3,
-           "f32; the short polynomial of attention's exponential gives 2^-13 of a probability, "
-           "over "
-           "a dozen places 4e-4; ten times it"),
-       one("model", "model", 0.1,
-           "bf16 activations: some 120 roundings of 2^-9 lie on a path, 2.1 % in a random walk; "
-           "five times it"),
-       one("step", "step", 1e-5,
-           "clip, moments and master are a dozen f32 roundings of 2^-24; ten times their sum")});
+       one("module", "module", 5e-3, kF32), one("f32", "model", 5e-3, kF32)});
+  constexpr double kLeast = 0.1;
+  TARE_ASSIGN_OR_RETURN(const std::vector<double> moved, MovedByBf16(pool, subject));
+  TARE_ASSIGN_OR_RETURN(const Model model, BackwardModel(pool, subject, DType::kBF16));
+  for (size_t i = 0; i < moved.size(); ++i) {
+    const double five = 5 * moved[i];
+    out.push_back(
+        one(InBf16(model.parameters()[i].name), "model", std::clamp(five, kLeast, 1.0),
+            fmt::format("the float64 reference itself moves by {:.3g} with activations in bf16; "
+                        "five times it, at least 0.1 (120 roundings of 2^-9 on a path, 2.1 % in a "
+                        "random walk; five times it) and at most 1",
+                        moved[i])));
+  }
+  out.push_back(one("step", "step", 1e-5,
+                    "clip, moments and master are a dozen f32 roundings of 2^-24; ten times their "
+                    "sum"));
+  return out;
 }
 
 Json GradientQuantity(const std::string& name, const std::string& tolerance,
@@ -448,10 +513,25 @@ Result<Json> GradientLayers(ThreadPool* pool, const BackwardSubject& subject) {
     out["layers"]["module"].push_back(CaseOf(fmt::format("layer {} ({})", l, type), "f32",
                                              both.inputs, Quantities(both, "module")));
   }
-  TARE_ASSIGN_OR_RETURN(const Both whole, Compute(pool, subject, DType::kBF16));
-  out["layers"]["model"] =
-      Json::array({CaseOf("all layers", "bf16", whole.inputs, Quantities(whole, "model"))});
-  out["parameters"] = whole.names;
+  // In f32 the formulas of all layers together are held closely; in bf16, as it is trained, what
+  // bf16 leaves.
+  out["layers"]["model"] = Json::array();
+  {
+    TARE_ASSIGN_OR_RETURN(const Both whole, Compute(pool, subject, DType::kF32));
+    out["layers"]["model"].push_back(
+        CaseOf("all layers in f32", "f32", whole.inputs, Quantities(whole, "f32")));
+  }
+  {
+    TARE_ASSIGN_OR_RETURN(const Both whole, Compute(pool, subject, DType::kBF16));
+    Json quantities = Json::array();
+    for (size_t i = 0; i < whole.names.size(); ++i) {
+      quantities.push_back(GradientQuantity(whole.names[i], InBf16(whole.names[i]),
+                                            whole.production[i], whole.reference[i]));
+    }
+    out["layers"]["model"].push_back(
+        CaseOf("all layers in bf16", "bf16", whole.inputs, std::move(quantities)));
+    out["parameters"] = whole.names;
+  }
   TARE_ASSIGN_OR_RETURN(out["step"], StepQuantities(pool, subject));
   // A planted change of the backward: production must follow it, the reference must not.
   const auto digest = [](const auto& list) {

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "models/mini.h"
 #include "trainer/plain_model.h"
@@ -292,6 +293,35 @@ TEST(Gradient, TheWitnessAgreesWithDifferences) {
     row.push_back(0);
     ASSERT_TRUE(other.Compute(std::span(&forward, 1), given).ok());
     EXPECT_NE(other.used_decisions(), given);
+  }
+  // With activations in bf16 it moves, by what bf16 is; a draw is its seed's, and taking the
+  // rounding away again gives the bits of before.
+  {
+    PlainModel<double> other = PlainModel<double>::Create(&Pool(), t->model()).value();
+    const auto gradients = [&](std::optional<uint64_t> seed) {
+      other.KeepInBf16(seed);
+      other.ZeroGradients();
+      EXPECT_TRUE(other.Compute(std::span(&run, 1), decisions.decisions).ok());
+      std::vector<Vec> out;
+      for (size_t i = 0; i < t->model().parameters().size(); ++i)
+        out.push_back(other.gradient(static_cast<int>(i)));
+      return out;
+    };
+    const std::vector<Vec> exact = gradients(std::nullopt), one = gradients(1), two = gradients(2);
+    EXPECT_EQ(gradients(1), one);
+    EXPECT_EQ(gradients(std::nullopt), exact);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_NE(one[i], exact[i]);
+      EXPECT_NE(one[i], two[i]);
+      double square = 0, moved = 0;
+      for (size_t k = 0; k < exact[i].size(); ++k) {
+        square += exact[i][k] * exact[i][k];
+        moved += (one[i][k] - exact[i][k]) * (one[i][k] - exact[i][k]);
+      }
+      const double share = std::sqrt(moved / square);
+      EXPECT_GT(share, std::ldexp(1, -10)) << t->model().parameters()[i].name;
+      EXPECT_LT(share, 0.25) << t->model().parameters()[i].name;
+    }
   }
   Weights w;
   for (const auto& [name, tensor] : t->model().NamedTensors().value()) {

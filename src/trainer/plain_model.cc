@@ -51,6 +51,23 @@ std::pair<Real, Real> Activate(ops::gate::Activation kind, Real z) {
   return {0, 0};
 }
 
+// 32 even bits of a counter (the finisher of SplitMix64).
+uint32_t Even(uint64_t counter) {
+  counter = (counter ^ (counter >> 30)) * 0xBF58476D1CE4E5B9ull;
+  counter = (counter ^ (counter >> 27)) * 0x94D049BB133111EBull;
+  return static_cast<uint32_t>((counter ^ (counter >> 31)) >> 32);
+}
+
+// One of the two bf16 beside f, the further the rarer.
+float RoundAtRandom(float f, uint32_t random) {
+  uint32_t word;
+  std::memcpy(&word, &f, sizeof word);
+  if ((word & 0x7F800000u) == 0x7F800000u) return f;
+  word = (word + (random >> 16)) & 0xFFFF0000u;
+  std::memcpy(&f, &word, sizeof f);
+  return f;
+}
+
 }  // namespace
 
 void DecisionTap::BeginFrame(const TapFrame& frame) {
@@ -127,6 +144,20 @@ void PlainModel<Real>::Load(const models::Model& model) {
       }
     });
   }
+}
+
+template <typename Real>
+void PlainModel<Real>::Store(Vec* values) {
+  if (!seed_) return;
+  const uint64_t base = (*seed_ << 40) + (stored_++ << 32);
+  pool_->ParallelRanges(
+      static_cast<int64_t>(values->size()), 1 << 14, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          Real& v = (*values)[static_cast<size_t>(i)];
+          const auto n = static_cast<uint64_t>(i);
+          v = RoundAtRandom(static_cast<float>(v), Even((base + n) * 0x9E3779B97F4A7C15ull));
+        }
+      });
 }
 
 template <typename Real>
@@ -214,7 +245,7 @@ void PlainModel<Real>::Rotate(Real* x, int64_t position, bool back) const {
 }
 
 template <typename Real>
-void PlainModel<Real>::Attention(int64_t layer, int64_t rows, Layer* s) const {
+void PlainModel<Real>::Attention(int64_t layer, int64_t rows, Layer* s) {
   const models::LayerParameters& id = ids_[static_cast<size_t>(layer)];
   const int64_t d = c_.head_dim, width = c_.qkv_width();
   s->q.resize(static_cast<size_t>(rows * c_.q_width()));
@@ -237,6 +268,8 @@ void PlainModel<Real>::Attention(int64_t layer, int64_t rows, Layer* s) const {
     turn(c_.q_heads, 0, id.q_norm, &s->q, &s->rstd_q);
     turn(c_.kv_heads, c_.q_width(), id.k_norm, &s->k, &s->rstd_k);
   }
+  Store(&s->q);
+  Store(&s->k);
   s->attn.assign(static_cast<size_t>(rows * c_.q_width()), Real(0));
   s->log_sum.assign(static_cast<size_t>(rows * c_.q_heads), Real(0));
   const Real scale = 1 / std::sqrt(static_cast<Real>(d));
@@ -437,6 +470,7 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
   const int64_t hidden = c_.hidden;
   int64_t first_row = 0;
   used_.clear();
+  stored_ = 0;
   for (const Run& run : runs) {
     const int64_t rows = static_cast<int64_t>(run.tokens.size()) - 1;
     const int64_t targets = rows + 1 - run.prompt_tokens;
@@ -454,6 +488,7 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
       for (int64_t t = 0; t < rows; ++t)
         Norm(h.data() + t * hidden, hidden, weights_[at(weight)], rstd->data() + t,
              y->data() + t * hidden);
+      Store(y);
     };
     const auto ids_of = [&](size_t layer) -> const int32_t* {
       const auto found = decisions.find(static_cast<int>(layer));
@@ -477,9 +512,13 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
       s.h_in = h;
       norm(h, id.input_norm, &s.rstd_in, &s.x_attn);
       Linear(s.x_attn, rows, W(id.qkv), c_.qkv_width(), hidden, W(id.qkv_bias), &s.qkv);
+      Store(&s.qkv);
       Attention(static_cast<int64_t>(l), rows, &s);
+      Store(&s.attn);
       Linear(s.attn, rows, W(id.o), hidden, c_.q_width(), W(id.o_bias), &out);
+      Store(&out);
       AddScaled(h.data(), Real(1), out.data(), rows * hidden);
+      Store(&h);
       s.h_mid = h;
       norm(h, id.post_norm, &s.rstd_mid, &s.x_mlp);
       if (c_.layers[l].moe) {
@@ -492,10 +531,14 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
       } else {
         Linear(s.x_mlp, rows, W(id.gate_up), 2 * c_.intermediate, hidden, W(id.gate_up_bias),
                &s.gate_up);
+        Store(&s.gate_up);
         Gate(s.gate_up, rows, c_.intermediate, &s.act);
+        Store(&s.act);
         Linear(s.act, rows, W(id.down), hidden, c_.intermediate, W(id.down_bias), &out);
       }
+      Store(&out);
       AddScaled(h.data(), Real(1), out.data(), rows * hidden);
+      Store(&h);
     }
     Vec rstd, x;
     norm(h, final_norm_, &rstd, &x);
@@ -531,6 +574,7 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
 
     Vec dx_of, g(static_cast<size_t>(rows * hidden), Real(0)), dnormed(g), branch;
     LinearBackward(logits, targets, x_of, W(head_), c_.vocab, hidden, &dx_of, G(head_), nullptr);
+    Store(&dx_of);
     std::copy(dx_of.begin(), dx_of.end(), dnormed.begin() + from * hidden);
     // g becomes the gradient of the stream; each branch adds to it.
     const auto norm_back = [&](const Vec& stream, int weight, const Vec& rms, const Vec& dy,
@@ -544,6 +588,7 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
           to = (add ? to : Real(0)) + dx[static_cast<size_t>(i)];
         }
       }
+      Store(&g);
     };
     norm_back(h, final_norm_, rstd, dnormed, false);
     for (size_t l = layers.size(); l-- > 0;) {
@@ -555,16 +600,22 @@ Result<std::vector<std::vector<Real>>> PlainModel<Real>::Compute(std::span<const
         Vec dact, dgate_up;
         LinearBackward(g, rows, s.act, W(id.down), hidden, c_.intermediate, &dact, G(id.down),
                        G(id.down_bias));
+        Store(&dact);
         GateBackward(s.gate_up, rows, c_.intermediate, dact, &dgate_up);
+        Store(&dgate_up);
         LinearBackward(dgate_up, rows, s.x_mlp, W(id.gate_up), 2 * c_.intermediate, hidden,
                        &dnormed, G(id.gate_up), G(id.gate_up_bias));
       }
+      Store(&dnormed);
       norm_back(s.h_mid, id.post_norm, s.rstd_mid, dnormed, true);
       Vec dattn, dqkv;
       LinearBackward(g, rows, s.attn, W(id.o), hidden, c_.q_width(), &dattn, G(id.o), G(id.o_bias));
+      Store(&dattn);
       AttentionBackward(static_cast<int64_t>(l), rows, s, dattn, &dqkv);
+      Store(&dqkv);
       LinearBackward(dqkv, rows, s.x_attn, W(id.qkv), c_.qkv_width(), hidden, &dnormed, G(id.qkv),
                      G(id.qkv_bias));
+      Store(&dnormed);
       norm_back(s.h_in, id.input_norm, s.rstd_in, dnormed, true);
     }
     for (int64_t t = 0; t < rows; ++t) {

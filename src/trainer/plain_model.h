@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,6 +54,11 @@ class PlainModel {
   // The weights as they are now; exact.
   void Load(const models::Model& model);
   void ZeroGradients();
+  // From here on what an operator hands on to the next, forward and backward, is rounded to one of
+  // the two bf16 beside it, drawn by `seed` with the nearer one the likelier: what is left of a
+  // gradient when its model keeps its activations in bf16, whoever's code it is. nullopt: nothing
+  // is rounded, as at first.
+  void KeepInBf16(std::optional<uint64_t> seed) { seed_ = seed; }
   // Logprobs of the targets, one list per run; adds the gradients of the runs that have a dlogprob.
   Result<std::vector<std::vector<Real>>> Compute(std::span<const Run> runs,
                                                  const RouterDecisions& decisions);
@@ -82,7 +88,7 @@ class PlainModel {
   void NormBackward(const Real* x, int64_t width, const Vec& w, Real rstd, const Real* dy, Real* dx,
                     Real* dw) const;
   void Rotate(Real* x, int64_t position, bool back) const;
-  void Attention(int64_t layer, int64_t rows, Layer* s) const;
+  void Attention(int64_t layer, int64_t rows, Layer* s);
   void AttentionBackward(int64_t layer, int64_t rows, const Layer& s, const Vec& dout, Vec* dqkv);
   void Experts(int64_t layer, int64_t rows, const int32_t* ids, Layer* s, Vec* out) const;
   void ExpertsBackward(int64_t layer, int64_t rows, const int32_t* ids, const Layer& s,
@@ -90,6 +96,7 @@ class PlainModel {
   void Gate(const Vec& gate_up, int64_t rows, int64_t width, Vec* act) const;
   void GateBackward(const Vec& gate_up, int64_t rows, int64_t width, const Vec& dact,
                     Vec* dgate_up) const;
+  void Store(Vec* values);  // as KeepInBf16 says
   const Real* W(int parameter) const {
     return parameter < 0 ? nullptr : weights_[at(parameter)].data();
   }
@@ -101,6 +108,8 @@ class PlainModel {
   int embedding_, final_norm_, head_;
   std::vector<Vec> weights_, gradients_;
   RouterDecisions used_;
+  std::optional<uint64_t> seed_;
+  uint64_t stored_ = 0;  // calls of Store in this Compute
 };
 
 extern template class PlainModel<float>;

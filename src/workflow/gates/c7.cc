@@ -202,9 +202,12 @@ class Judge7 {
                       fmt::format("layer {} was not compared", name))) {
         continue;
       }
-      std::vector<std::string> wheres, names;
+      std::vector<std::string> wheres;
+      std::set<std::string> dtypes;
       for (const Case& c : it->second) {
+        std::vector<std::string> names;
         wheres.push_back(c.where);
+        dtypes.insert(c.production_dtype);
         Inputs(name, c);
         for (const Quantity& q : c.quantities) {
           names.push_back(q.name);
@@ -212,14 +215,14 @@ class Judge7 {
         }
         j_.Require("C7-03", !c.quantities.empty(), reason::kInventoryIncomplete,
                    fmt::format("{}: no gradient was compared", c.where));
+        if (name == "model") Complete("C7-03", c.where, std::move(names));
       }
       j_.Require("C7-03", AllDifferent(wheres), reason::kDuplicateName,
                  fmt::format("layer {} holds a case twice", name));
-      if (name == "model") Complete("C7-03", "gradients", names);
       ScopeBox box;
       box.shape = {fmt::format("cases={}", it->second.size())};
       box.topology = {"1 process"};
-      box.dtype = {it->second[0].production_dtype};
+      box.dtype.assign(dtypes.begin(), dtypes.end());
       box.model = {e_.subject.weights};
       box.path = {fmt::format("backward.{}", name)};
       box.contracts = {e_.subject.contracts};

@@ -57,8 +57,8 @@ Result<Json> CollectC7(Collecting* c) {
   std::vector<std::string> args = {"backward", c->model(), "--gradients", "--json"};
   c->AddFaults("trainer", &args);
   try {
-    TARE_ASSIGN_OR_RETURN(const Ran fixed,
-                          c->Tare(EvidenceKind::kE2, {"backward", "--tolerances", "--json"}));
+    TARE_ASSIGN_OR_RETURN(const Ran fixed, c->Tare(EvidenceKind::kE2, {"backward", c->model(),
+                                                                       "--tolerances", "--json"}));
     // Recorded before any gradient: the task's judge compares what was used with this.
     const Json tolerances = {{"tolerances", fixed.json.at("tolerances")},
                              {"evaluation", control ? Evaluation() : Json(nullptr)}};

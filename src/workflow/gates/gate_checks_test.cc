@@ -273,6 +273,16 @@ TEST(GateChecksTest, C6ToC9) {
        reason::kToleranceAfterResult, "T-none is used by nothing"},
       {"DOC-28", "C7", [](Json& d) { d["layers"]["another"] = d["layers"]["module"]; },
        reason::kLayerMissing, "4 layers"},
+      // Each whole model, in whichever dtype, has every parameter: none lends its gradients to
+      // another.
+      {"C7-03", "C7",
+       [](Json& d) {
+         Json again = At(d, "/layers/model/0");
+         again["where"] = "loss again";
+         At(again, "/quantities").erase(0);
+         At(d, "/layers/model").push_back(again);
+       },
+       reason::kInventoryIncomplete, "loss again"},
       {"C7-04", "C7", Set("/layers/module/0/quantities/0/tolerance", "T-none"),
        reason::kToleranceAfterResult, "no tolerance T-none was fixed"},
       {"C7-10", "C7",
