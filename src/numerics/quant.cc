@@ -17,6 +17,7 @@ float Magnitude(float x) { return FloatOf(BitsOf(x) & 0x7fffffffu); }
 
 float PowerOfTwo(int exponent) {  // within [-149, 127]
   if (exponent >= -126) return FloatOf(static_cast<uint32_t>(exponent + 127) << 23);
+  TARE_CHECK(exponent >= -149) << exponent;
   return FloatOf(1u << (exponent + 149));
 }
 

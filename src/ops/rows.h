@@ -58,7 +58,7 @@ inline Result<int64_t> StrideOf(const char* op, const char* what, int64_t stride
 // Calls body(T()) with T = float or uint16_t. REQUIRES: CheckRowDType.
 template <class Body>
 auto WithRowDType(DType dtype, const Body& body) {
-  return dtype == DType::kF32 ? body(float()) : body(uint16_t());
+  return dtype == DType::kF32 ? body(float()) : body(uint16_t());  // NOLINT(bugprone-branch-clone)
 }
 
 // Rows per piece so that a piece is worth a wake-up (about 32 KiB of f32), the last pieces stay

