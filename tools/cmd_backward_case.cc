@@ -56,8 +56,8 @@ Result<Verdict> Run(const Options& o) {
     out["shrunk_parameter"] = small.parameter;
     out["tries"] = small.tries;
     if (!o.json) {
-      fmt::print("smallest with {} outside: {} sequences, {} tokens after {} tries: {}\n",
-                 small.parameter, small.batch.size(), small.finding.tokens, small.tries, o.shrink);
+      fmt::print("smallest: {} sequences, {} tokens after {} tries, {} still outside: {}\n",
+                 small.batch.size(), small.finding.tokens, small.tries, small.parameter, o.shrink);
     }
   }
   if (o.json) fmt::print("{}\n", out.dump(1));
