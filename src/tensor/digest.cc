@@ -5,22 +5,77 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/check.h"
+#include "tensor/digest_many.h"
+
 namespace tare {
 
-Sha256Digest TensorDigest(DType dtype, const Shape& shape, const void* data, ThreadPool* pool) {
-  const int64_t size = ElementCount(shape).value() * SizeOf(dtype);
-  std::vector<Sha256Digest> chunks(DigestChunks(size));
+namespace {
+
+void HashAll(std::span<const DigestChunk> chunks, ThreadPool* pool) {
+  const std::vector<size_t> ends = CutChunks(chunks);
   const auto hash = [&](int64_t i) {
-    const int64_t begin = i * kDigestChunkBytes;
-    chunks[i] =
-        Sha256Of(static_cast<const char*>(data) + begin, std::min(kDigestChunkBytes, size - begin));
+    const size_t begin = i == 0 ? 0 : ends[static_cast<size_t>(i) - 1];
+    HashChunks(chunks.subspan(begin, ends[static_cast<size_t>(i)] - begin));
   };
-  if (pool != nullptr && chunks.size() > 1) {
-    pool->ParallelFor(static_cast<int64_t>(chunks.size()), hash);
+  if (pool != nullptr && ends.size() > 1) {
+    pool->ParallelFor(std::ssize(ends), hash);
   } else {
-    for (size_t i = 0; i < chunks.size(); ++i) hash(static_cast<int64_t>(i));
+    for (int64_t i = 0; i < std::ssize(ends); ++i) hash(i);
   }
-  return JoinChunkDigests(dtype, shape, chunks);
+}
+
+}  // namespace
+
+void AddChunks(const void* data, int64_t size_bytes, std::vector<Sha256Digest>* digests,
+               std::vector<DigestChunk>* chunks) {
+  digests->resize(static_cast<size_t>(DigestChunks(size_bytes)));
+  for (size_t i = 0; i < digests->size(); ++i) {
+    const int64_t begin = static_cast<int64_t>(i) * kDigestChunkBytes;
+    chunks->push_back({static_cast<const char*>(data) + begin,
+                       std::min(kDigestChunkBytes, size_bytes - begin), &(*digests)[i]});
+  }
+}
+
+std::vector<size_t> CutChunks(std::span<const DigestChunk> chunks) {
+  constexpr int64_t kRunBytes = 1 << 20;
+  std::vector<size_t> ends;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    bytes += chunks[i].size_bytes;
+    if (bytes < kRunBytes && i + 1 < chunks.size()) continue;
+    ends.push_back(i + 1);
+    bytes = 0;
+  }
+  return ends;
+}
+
+void HashChunks(std::span<const DigestChunk> run) {
+  for (const DigestChunk& chunk : run)
+    *chunk.digest = Sha256Of(chunk.data, static_cast<size_t>(chunk.size_bytes));
+}
+
+Sha256Digest TensorDigest(DType dtype, const Shape& shape, const void* data, ThreadPool* pool) {
+  std::vector<Sha256Digest> digests;
+  std::vector<DigestChunk> chunks;
+  AddChunks(data, ElementCount(shape).value() * SizeOf(dtype), &digests, &chunks);
+  HashAll(chunks, pool);
+  return JoinChunkDigests(dtype, shape, digests);
+}
+
+std::vector<Sha256Digest> TensorDigests(std::span<const Tensor> tensors, ThreadPool* pool) {
+  std::vector<std::vector<Sha256Digest>> digests(tensors.size());
+  std::vector<DigestChunk> chunks;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    TARE_CHECK(tensors[i].device() == Device::kCpu) << "the digest of a tensor elsewhere";
+    AddChunks(tensors[i].data(), tensors[i].size_bytes(), &digests[i], &chunks);
+  }
+  HashAll(chunks, pool);
+  std::vector<Sha256Digest> out;
+  out.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i)
+    out.push_back(JoinChunkDigests(tensors[i].dtype(), tensors[i].shape(), digests[i]));
+  return out;
 }
 
 Sha256Digest JoinChunkDigests(DType dtype, const Shape& shape,

@@ -1,4 +1,4 @@
-#include "tensor/digest.h"
+#include "tensor/digest_many.h"
 
 #include <gtest/gtest.h>
 
@@ -30,6 +30,26 @@ TEST(Digest, ThreadsDoNotMoveIt) {
   const Sha256Digest alone = TensorDigest(DType::kU8, {1000003}, bytes.data());
   EXPECT_EQ(TensorDigest(DType::kU8, {1000003}, bytes.data(), &one), alone);
   EXPECT_EQ(TensorDigest(DType::kU8, {1000003}, bytes.data(), &four), alone);
+}
+
+// Whole chunks of many tensors are hashed together; each tensor has the digest that it has alone.
+TEST(Digest, ManyTensorsAtOnce) {
+  std::vector<Tensor> tensors;
+  for (int64_t size : {0, 1, 65535, 65536, 65537, 131072, 1300000, 3, 2 << 20, 70001}) {
+    Tensor t = Tensor::Allocate(DType::kU8, {size}).value();
+    auto* bytes = t.mutable_as<uint8_t>();
+    for (int64_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * (size + 3) >> 2);
+    tensors.push_back(std::move(t));
+  }
+  ThreadPool pool(3);
+  const std::vector<Sha256Digest> alone = TensorDigests(tensors),
+                                  shared = TensorDigests(tensors, &pool);
+  ASSERT_EQ(alone.size(), tensors.size());
+  EXPECT_EQ(alone, shared);
+  for (size_t i = 0; i < tensors.size(); ++i) EXPECT_EQ(alone[i], TensorDigest(tensors[i])) << i;
+  tensors[6].mutable_as<uint8_t>()[777777] ^= 1;
+  const std::vector<Sha256Digest> changed = TensorDigests(tensors, &pool);
+  for (size_t i = 0; i < tensors.size(); ++i) EXPECT_EQ(changed[i] != alone[i], i == 6) << i;
 }
 
 TEST(Digest, DtypeShapeAndEveryByteCount) {

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "base/json.h"
-#include "tensor/digest.h"
+#include "tensor/digest_many.h"
 
 namespace tare {
 
@@ -27,6 +27,24 @@ Result<Sha256Digest> HashOfItems(std::vector<WeightHashItem> items) {
     hash.Update("\n");
   }
   return hash.Finish();
+}
+
+Result<Sha256Digest> HashOfTensors(std::span<const std::pair<std::string, Tensor>> tensors,
+                                   ThreadPool* pool) {
+  std::vector<Tensor> views;
+  views.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) views.push_back(tensor);
+  const std::vector<Sha256Digest> digests = TensorDigests(views, pool);
+  std::vector<WeightHashItem> items;
+  items.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    items.push_back({.name = tensors[i].first,
+                     .dtype = views[i].dtype(),
+                     .shape = views[i].shape(),
+                     .digest = digests[i],
+                     .plain_sha256 = std::nullopt});
+  }
+  return HashOfItems(std::move(items));
 }
 
 Result<WeightHash> HashWeights(const Checkpoint& checkpoint, ThreadPool* pool, bool plain_sha256) {

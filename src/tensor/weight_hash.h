@@ -12,7 +12,9 @@
 // that equals the embedding is left out: tied is tied, stored once or twice.
 
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/sha256.h"
@@ -45,5 +47,9 @@ Result<WeightHash> HashWeights(const Checkpoint& checkpoint, ThreadPool* pool = 
 // Of items in any order, for weights that live in memory. kInvalidArgument: a name twice, or not
 // UTF-8.
 Result<Sha256Digest> HashOfItems(std::vector<WeightHashItem> items);
+
+// Of named CPU tensors in any order, which the threads of `pool` (null: the caller) hash together.
+Result<Sha256Digest> HashOfTensors(std::span<const std::pair<std::string, Tensor>> tensors,
+                                   ThreadPool* pool = nullptr);
 
 }  // namespace tare

@@ -491,16 +491,7 @@ Status Trainer::DeployMasters() {
 namespace {
 Result<std::string> HashOf(const std::vector<std::pair<std::string, Tensor>>& tensors,
                            ThreadPool* pool) {
-  std::vector<WeightHashItem> items;
-  for (const auto& [name, tensor] : tensors) {
-    WeightHashItem item;
-    item.name = name;
-    item.dtype = tensor.dtype();
-    item.shape = tensor.shape();
-    item.digest = TensorDigest(tensor, pool);
-    items.push_back(std::move(item));
-  }
-  TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, HashOfItems(std::move(items)));
+  TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, HashOfTensors(tensors, pool));
   return Hex(digest);
 }
 }  // namespace
