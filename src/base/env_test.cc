@@ -8,6 +8,8 @@
 
 #include <cstdlib>
 
+#include "base/overwrite.h"
+
 namespace tare {
 namespace {
 
@@ -35,6 +37,34 @@ class RealEnvTest : public ::testing::Test {
   Env* env_ = Env::Real();
   std::string dir_;
 };
+
+// Over a file that was longer, in pieces larger than those that the disk is told of early, the end
+// is cut; what has another name, or is no regular file, is left alone.
+TEST_F(RealEnvTest, OverwritesOneFileOnly) {
+  const std::string old((20 << 20) + 77, 'o');
+  std::string text((17 << 20) + 5, ' ');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>('a' + i % 23);
+  ASSERT_TRUE(env_->WriteFileAtomic(At("f"), old).ok());
+  const uint64_t inode = env_->Stat(At("f"))->inode;
+  {
+    auto file = OpenToOverwrite(At("f"));
+    ASSERT_TRUE(file.ok()) << file.status().ToString();
+    EXPECT_TRUE((*file)->Append(std::string_view(text).substr(0, 3)).ok());
+    EXPECT_TRUE((*file)->Append(std::string_view(text).substr(3)).ok());
+    EXPECT_TRUE((*file)->Sync().ok());
+    EXPECT_TRUE((*file)->Close().ok());
+    EXPECT_EQ((*file)->Append("x").code(), Code::kPrecondition);
+  }
+  EXPECT_TRUE(*env_->ReadFile(At("f")) == text);
+  EXPECT_EQ(env_->Stat(At("f"))->inode, inode);
+  ASSERT_EQ(::link(At("f").c_str(), At("g").c_str()), 0);
+  EXPECT_EQ(OpenToOverwrite(At("f")).status().code(), Code::kPrecondition);
+  ASSERT_EQ(::symlink(At("f").c_str(), At("s").c_str()), 0);
+  EXPECT_FALSE(OpenToOverwrite(At("s")).ok());
+  EXPECT_FALSE(OpenToOverwrite(dir_).ok());
+  EXPECT_EQ(OpenToOverwrite(At("absent")).status().code(), Code::kNotFound);
+  EXPECT_TRUE(*env_->ReadFile(At("g")) == text);
+}
 
 // Bytes come back as written, through append, truncate and exclusive modes.
 TEST_F(RealEnvTest, WritesAndReads) {

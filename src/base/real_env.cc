@@ -13,6 +13,7 @@
 #include <ctime>
 
 #include "base/env.h"
+#include "base/overwrite.h"
 
 namespace tare {
 namespace {
@@ -45,24 +46,33 @@ class Fd {
 // so that a later fsync that succeeds would be a lie.
 class RealWritableFile : public WritableFile {
  public:
-  RealWritableFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  RealWritableFile(int fd, std::string path, bool overwrites = false)
+      : fd_(fd), path_(std::move(path)), overwrites_(overwrites) {}
 
   Status Append(std::string_view bytes) override {
     TARE_RETURN_IF_ERROR(Usable("write"));
     while (!bytes.empty()) {
       // Linux moves at most 2 GiB in one call.
-      const ssize_t n = RetryEintr([&] {
-        return ::write(fd_.get(), bytes.data(), std::min(bytes.size(), size_t{1} << 30));
-      });
+      const size_t most = overwrites_ ? kEarly : size_t{1} << 30;
+      const ssize_t n = RetryEintr(
+          [&] { return ::write(fd_.get(), bytes.data(), std::min(bytes.size(), most)); });
       if (n < 0) return failed_ = Errno("write", path_, errno);
       if (n == 0) return failed_ = Error(Code::kIo, "write {}: no progress", path_);
       bytes.remove_prefix(static_cast<size_t>(n));
+      written_ += n;
+      if (!overwrites_ || written_ - begun_ < static_cast<off_t>(kEarly)) continue;
+      // The disk starts on these while the next ones are copied. A wish: Sync waits for all.
+      (void)::sync_file_range(fd_.get(), begun_, written_ - begun_, SYNC_FILE_RANGE_WRITE);
+      begun_ = written_;
     }
     return Ok();
   }
 
   Status Sync() override {
     TARE_RETURN_IF_ERROR(Usable("fsync"));
+    if (overwrites_ && RetryEintr([&] { return ::ftruncate(fd_.get(), written_); }) != 0) {
+      return failed_ = Errno("ftruncate", path_, errno);
+    }
     if (RetryEintr([&] { return ::fsync(fd_.get()); }) != 0) {
       return failed_ = Errno("fsync", path_, errno);
     }
@@ -78,6 +88,8 @@ class RealWritableFile : public WritableFile {
   }
 
  private:
+  static constexpr size_t kEarly = 8 << 20;
+
   Status Usable(const char* call) const {
     TARE_RETURN_IF_ERROR(failed_);
     if (fd_.get() < 0) return Error(Code::kPrecondition, "{} {}: the file is closed", call, path_);
@@ -86,6 +98,8 @@ class RealWritableFile : public WritableFile {
 
   Fd fd_;
   std::string path_;
+  bool overwrites_;
+  off_t written_ = 0, begun_ = 0;  // bytes appended; bytes that the disk was told of
   Status failed_;
 };
 
@@ -251,6 +265,18 @@ class RealEnv : public Env {
 };
 
 }  // namespace
+
+Result<std::unique_ptr<WritableFile>> OpenToOverwrite(const std::string& path) {
+  Fd fd(RetryEintr([&] { return ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW); }));
+  if (fd.get() < 0) return Errno("open to overwrite", path, errno);
+  struct stat st = {};
+  if (::fstat(fd.get(), &st) != 0) return Errno("stat", path, errno);
+  if (!S_ISREG(st.st_mode) || st.st_nlink != 1) {
+    return Error(Code::kPrecondition, "overwrite {}: not a regular file with one name", path);
+  }
+  return std::unique_ptr<WritableFile>(
+      new RealWritableFile(fd.Release(), path, /*overwrites=*/true));
+}
 
 Env* Env::Real() {
   static auto* env = new RealEnv();

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <iterator>
 #include <set>
+#include <utility>
 
 #include "base/sha256.h"
 #include "engine/client/client.h"
@@ -47,6 +48,10 @@ class Loop {
   Loop(const LoopConfig& config, uint16_t port, const std::string& out)
       : config_(config), out_(out), pool_(config.threads, numerics::RequireFpEnvironment) {
     endpoint_.port = port;
+  }
+  ~Loop() {
+    std::error_code ignored;
+    if (!published_.empty()) std::filesystem::remove_all(published_, ignored);
   }
   Status Run();
 
@@ -90,6 +95,7 @@ class Loop {
   Json events_ = Json::array(), rounds_ = Json::array(), updates_ = Json::array(), identity_,
        rollout_identity_;
   int64_t question_ = 0;
+  std::string published_;  // directory of the last version, unless all are kept
 };
 
 ops::policy_loss::Params PolicyOf(const LoopConfig& c) {
@@ -479,7 +485,8 @@ Status Loop::Publish(int64_t version, Json* update) {
   Event("publish", version);
   const int64_t start = Env::Real()->MonotonicNs();
   const std::string dir = fmt::format("{}/weights-theta{}", out_, version);
-  TARE_RETURN_IF_ERROR(trainer::PublishWeights(Env::Real(), *trainer_, config_.model, dir));
+  TARE_RETURN_IF_ERROR(trainer::PublishWeights(Env::Real(), *trainer_, config_.model, dir,
+                                               std::exchange(published_, "")));
   if (Faulty(kStaleTensor)) TARE_RETURN_IF_ERROR(PutOldTensor(dir, version));
   const int64_t written = Env::Real()->MonotonicNs();
   const auto sha256 = update->at("deployed_after").get<std::string>();
@@ -500,11 +507,8 @@ Status Loop::Publish(int64_t version, Json* update) {
         answer, client::SendJson(endpoint_, "POST", "/update_weights",
                                  Json{{"version", version}, {"path", path}, {"sha256", asked}}));
   }
-  // The engine holds its own copy now.
-  if (!config_.keep_weights) {
-    std::error_code ignored;
-    std::filesystem::remove_all(dir, ignored);
-  }
+  // The engine holds its own copy now; the next version is written over this one.
+  if (!config_.keep_weights) published_ = dir;
   (*update)["publish"] = Json{{"version", version},
                               {"sha256", sha256},
                               {"engine", answer},

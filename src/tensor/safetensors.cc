@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/json.h"
+#include "base/overwrite.h"
 
 namespace tare {
 namespace {
@@ -335,10 +336,14 @@ Result<Tensor> SafetensorsFile::Get(std::string_view name) const {
   return View(*entry);
 }
 
-Status WriteSafetensors(Env* env, const std::string& path, std::vector<SafetensorsSpec> specs,
-                        std::vector<std::pair<std::string, std::string>> metadata,
-                        const std::function<Result<Tensor>(const SafetensorsSpec&)>& produce) {
-  std::sort(specs.begin(), specs.end(), [](const auto& a, const auto& b) {
+namespace {
+
+using Produce = std::function<Result<Tensor>(const SafetensorsSpec&)>;
+
+// The header with its padding; `specs` in the order of the file.
+Result<std::string> HeaderOf(const std::string& path, std::vector<SafetensorsSpec>* specs,
+                             std::vector<std::pair<std::string, std::string>> metadata) {
+  std::sort(specs->begin(), specs->end(), [](const auto& a, const auto& b) {
     const int ra = LayoutRank(a.dtype);
     const int rb = LayoutRank(b.dtype);
     return ra != rb ? ra > rb : a.name < b.name;
@@ -362,7 +367,7 @@ Status WriteSafetensors(Env* env, const std::string& path, std::vector<Safetenso
   }
   std::vector<std::string> names;
   uint64_t at = 0;
-  for (const SafetensorsSpec& spec : specs) {
+  for (const SafetensorsSpec& spec : *specs) {
     if (spec.name == "__metadata__" || !IsUtf8(spec.name)) {
       return InvalidArgument("{}: \"{}\" cannot be the name of a tensor", path,
                              Printable(spec.name));
@@ -390,43 +395,83 @@ Status WriteSafetensors(Env* env, const std::string& path, std::vector<Safetenso
     return Error(Code::kExhausted, "{}: header of {} bytes exceeds the limit of {}", path,
                  header.size(), kSafetensorsMaxHeaderBytes);
   }
-  return env->WriteFileAtomic(path, [&](WritableFile* file) -> Status {
-    char length[8];
-    for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
-    TARE_RETURN_IF_ERROR(file->Append({length, 8}));
-    TARE_RETURN_IF_ERROR(file->Append(header));
-    for (const SafetensorsSpec& spec : specs) {
-      TARE_ASSIGN_OR_RETURN(const Tensor t, produce(spec));
-      if (t.dtype() != spec.dtype || t.shape() != spec.shape || t.device() != Device::kCpu) {
-        return InvalidArgument("{}: tensor \"{}\" is {} {} on {}, announced as {} {} on cpu", path,
-                               Printable(spec.name), DTypeName(t.dtype()), ShapeToString(t.shape()),
-                               DeviceName(t.device()), DTypeName(spec.dtype),
-                               ShapeToString(spec.shape));
-      }
-      if (t.size_bytes() > 0) {
-        TARE_RETURN_IF_ERROR(file->Append(
-            {static_cast<const char*>(t.data()), static_cast<size_t>(t.size_bytes())}));
-      }
+  return header;
+}
+
+Status WriteBody(WritableFile* file, const std::string& path, const std::string& header,
+                 const std::vector<SafetensorsSpec>& specs, const Produce& produce) {
+  char length[8];
+  for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+  TARE_RETURN_IF_ERROR(file->Append({length, 8}));
+  TARE_RETURN_IF_ERROR(file->Append(header));
+  for (const SafetensorsSpec& spec : specs) {
+    TARE_ASSIGN_OR_RETURN(const Tensor t, produce(spec));
+    if (t.dtype() != spec.dtype || t.shape() != spec.shape || t.device() != Device::kCpu) {
+      return InvalidArgument("{}: tensor \"{}\" is {} {} on {}, announced as {} {} on cpu", path,
+                             Printable(spec.name), DTypeName(t.dtype()), ShapeToString(t.shape()),
+                             DeviceName(t.device()), DTypeName(spec.dtype),
+                             ShapeToString(spec.shape));
     }
-    return Ok();
-  });
+    if (t.size_bytes() > 0) {
+      TARE_RETURN_IF_ERROR(
+          file->Append({static_cast<const char*>(t.data()), static_cast<size_t>(t.size_bytes())}));
+    }
+  }
+  return Ok();
+}
+
+// Specs of tensors in memory, and how each is found by name.
+class InMemory {
+ public:
+  explicit InMemory(const std::vector<std::pair<std::string, Tensor>>& tensors) {
+    for (const auto& item : tensors) sorted_.push_back(&item);
+    std::sort(sorted_.begin(), sorted_.end(), [](auto* a, auto* b) { return a->first < b->first; });
+  }
+  std::vector<SafetensorsSpec> Specs() const {
+    std::vector<SafetensorsSpec> specs;
+    for (const auto* item : sorted_)
+      specs.push_back({item->first, item->second.dtype(), item->second.shape()});
+    return specs;
+  }
+  Produce Get() const {
+    return [this](const SafetensorsSpec& spec) -> Result<Tensor> {
+      return (*std::lower_bound(sorted_.begin(), sorted_.end(), spec.name,
+                                [](auto* a, const std::string& n) { return a->first < n; }))
+          ->second;
+    };
+  }
+
+ private:
+  std::vector<const std::pair<std::string, Tensor>*> sorted_;
+};
+
+}  // namespace
+
+Status WriteSafetensors(Env* env, const std::string& path, std::vector<SafetensorsSpec> specs,
+                        std::vector<std::pair<std::string, std::string>> metadata,
+                        const Produce& produce) {
+  TARE_ASSIGN_OR_RETURN(const std::string header, HeaderOf(path, &specs, std::move(metadata)));
+  return env->WriteFileAtomic(
+      path, [&](WritableFile* file) { return WriteBody(file, path, header, specs, produce); });
 }
 
 Status WriteSafetensors(Env* env, const std::string& path,
                         const std::vector<std::pair<std::string, Tensor>>& tensors,
                         std::vector<std::pair<std::string, std::string>> metadata) {
-  std::vector<SafetensorsSpec> specs;
-  for (const auto& [name, t] : tensors) specs.push_back({name, t.dtype(), t.shape()});
-  std::vector<const std::pair<std::string, Tensor>*> sorted;
-  for (const auto& item : tensors) sorted.push_back(&item);
-  std::sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->first < b->first; });
-  return WriteSafetensors(
-      env, path, std::move(specs), std::move(metadata),
-      [&](const SafetensorsSpec& spec) -> Result<Tensor> {
-        return (*std::lower_bound(sorted.begin(), sorted.end(), spec.name,
-                                  [](auto* a, const std::string& n) { return a->first < n; }))
-            ->second;
-      });
+  const InMemory memory(tensors);
+  return WriteSafetensors(env, path, memory.Specs(), std::move(metadata), memory.Get());
+}
+
+Status OverwriteSafetensors(const std::string& path,
+                            const std::vector<std::pair<std::string, Tensor>>& tensors,
+                            std::vector<std::pair<std::string, std::string>> metadata) {
+  const InMemory memory(tensors);
+  std::vector<SafetensorsSpec> specs = memory.Specs();
+  TARE_ASSIGN_OR_RETURN(const std::string header, HeaderOf(path, &specs, std::move(metadata)));
+  TARE_ASSIGN_OR_RETURN(const auto file, OpenToOverwrite(path));
+  TARE_RETURN_IF_ERROR(WriteBody(file.get(), path, header, specs, memory.Get()));
+  TARE_RETURN_IF_ERROR(file->Sync());
+  return file->Close();
 }
 
 }  // namespace tare

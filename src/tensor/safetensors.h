@@ -76,5 +76,10 @@ Status WriteSafetensors(Env* env, const std::string& path, std::vector<Safetenso
 Status WriteSafetensors(Env* env, const std::string& path,
                         const std::vector<std::pair<std::string, Tensor>>& tensors,
                         std::vector<std::pair<std::string, std::string>> metadata = {});
+// The same over the file at `path` (base/overwrite.h): not atomic. It is on the disk when this
+// returns ok.
+Status OverwriteSafetensors(const std::string& path,
+                            const std::vector<std::pair<std::string, Tensor>>& tensors,
+                            std::vector<std::pair<std::string, std::string>> metadata = {});
 
 }  // namespace tare

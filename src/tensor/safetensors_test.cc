@@ -83,6 +83,22 @@ TEST(Safetensors, WritesTheBytesOfTheReferenceLibrary) {
   ASSERT_TRUE(Env::Real()->Remove(path).ok());
 }
 
+// Over an older file, longer or shorter, stand the same bytes.
+TEST(Safetensors, OverwritesWithTheBytesOfAFreshFile) {
+  const auto file = SafetensorsFile::Open(Env::Real(), DataPath("all_dtypes.safetensors")).value();
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const auto& e : file.entries()) tensors.push_back({e.name, file.View(e)});
+  const std::string want = *Env::Real()->ReadFile(DataPath("all_dtypes.safetensors"));
+  const std::string path = ::testing::TempDir() + "safetensors_test_over";
+  for (const size_t size : {size_t{0}, size_t{100}, want.size(), want.size() + 5000}) {
+    ASSERT_TRUE(Env::Real()->WriteFileAtomic(path, std::string(size, 'o')).ok());
+    ASSERT_TRUE(OverwriteSafetensors(path, tensors, file.metadata()).ok());
+    EXPECT_TRUE(*Env::Real()->ReadFile(path) == want) << size;
+  }
+  ASSERT_TRUE(Env::Real()->Remove(path).ok());
+  EXPECT_EQ(OverwriteSafetensors(path, tensors).code(), Code::kNotFound);
+}
+
 // Every malformed header has its own error, which names the tensor and both numbers.
 TEST(Safetensors, EachFaultItsOwnError) {
   EXPECT_EQ(ErrorOf(File(Header("\"F32\"", "[2]", "[0,8]"), 8)), "ok");

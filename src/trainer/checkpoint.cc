@@ -5,6 +5,9 @@
 #include <bit>
 #include <cstring>
 #include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/json.h"
 #include "base/sha256.h"
@@ -29,9 +32,11 @@ class Staged {
     }
     (void)env_->Remove(temporary_).ok();
   }
-  Status Begin() {
+  // With `previous` that directory takes the temporary name, and what is in it stays.
+  Status Begin(const std::string& previous = "") {
     if (env_->Exists(dir_))
       return Error(Code::kAlreadyExists, "{}: exists; a checkpoint is never overwritten", dir_);
+    if (!previous.empty() && env_->Rename(previous, temporary_).ok()) return Ok();
     return env_->CreateDirs(temporary_);
   }
   const std::string& path() const { return temporary_; }
@@ -68,21 +73,31 @@ Json Settings(const Trainer& trainer) {
 }  // namespace
 
 Status PublishWeights(Env* env, const Trainer& trainer, const std::string& source,
-                      const std::string& dir) {
+                      const std::string& dir, const std::string& previous) {
   Staged staged(env, dir);
-  TARE_RETURN_IF_ERROR(staged.Begin());
-  TARE_ASSIGN_OR_RETURN(const std::string config, env->ReadFile(source + "/config.json"));
-  TARE_RETURN_IF_ERROR(env->WriteFileAtomic(staged.path() + "/config.json", config));
-  for (const char* name : {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                           "chat_template.jinja"}) {
-    const std::string from = source + "/" + name;
-    if (!env->Exists(from)) continue;
-    TARE_ASSIGN_OR_RETURN(const std::string text, env->ReadFile(from));
-    TARE_RETURN_IF_ERROR(env->WriteFileAtomic(staged.path() + "/" + name, text));
+  TARE_RETURN_IF_ERROR(staged.Begin(env == Env::Real() ? previous : ""));
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json",
+                           "tokenizer_config.json", "chat_template.jinja"}) {
+    const std::string from = source + "/" + name, to = staged.path() + "/" + name;
+    if (std::string_view(name) != "config.json" && !env->Exists(from)) continue;
+    TARE_ASSIGN_OR_RETURN(const auto text, env->OpenReadable(from));
+    if (env->Exists(to)) {
+      TARE_ASSIGN_OR_RETURN(const auto there, env->OpenReadable(to));
+      if (there->bytes() == text->bytes()) continue;
+    }
+    TARE_RETURN_IF_ERROR(env->WriteFileAtomic(to, text->bytes()));
   }
   TARE_ASSIGN_OR_RETURN(const auto tensors, trainer.model().NamedTensors());
-  TARE_RETURN_IF_ERROR(
-      WriteSafetensors(env, staged.path() + "/model.safetensors", tensors, {{"format", "pt"}}));
+  const std::string file = staged.path() + "/model.safetensors";
+  const std::vector<std::pair<std::string, std::string>> metadata = {{"format", "pt"}};
+  if (env->Exists(file)) {
+    const Status over = OverwriteSafetensors(file, tensors, metadata);
+    if (over.ok()) return staged.Commit();
+    // With a second name the old bytes are still somebody's.
+    if (over.code() != Code::kPrecondition) return over;
+    TARE_RETURN_IF_ERROR(env->Remove(file));
+  }
+  TARE_RETURN_IF_ERROR(WriteSafetensors(env, file, tensors, metadata));
   return staged.Commit();
 }
 

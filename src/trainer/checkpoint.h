@@ -20,9 +20,12 @@ struct Progress {
 };
 
 // model.safetensors from the deployed weights, and the text files of `source` (the Hugging Face
-// directory that the model came from) beside it. kAlreadyExists when `dir` is there.
+// directory that the model came from) beside it. kAlreadyExists when `dir` is there. `previous`,
+// when not empty, is a directory of an earlier call that nobody reads any more: it is given up, and
+// its file is written over, which saves most of the time (base/overwrite.h; the real file system
+// only).
 Status PublishWeights(Env* env, const Trainer& trainer, const std::string& source,
-                      const std::string& dir);
+                      const std::string& dir, const std::string& previous = "");
 
 // state.safetensors (master/NAME, m/NAME, v/NAME; f32) and trainer.json (step, progress, optimizer,
 // digests). kAlreadyExists when `dir` is there.

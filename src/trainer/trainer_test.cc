@@ -283,6 +283,56 @@ TEST(Trainer, ContinuesFromACheckpointBitForBit) {
   EXPECT_NE(*a->MasterHash(), *c->MasterHash());
 }
 
+// Published over the directory of the version before: the same bytes as into a new one, under the
+// new name alone. A directory that is there keeps both; a changed text file comes right; old
+// weights that have a second name stay as they are under it.
+TEST(Trainer, PublishesOverAnOldVersion) {
+  Folder folder("tare-trainer-publish");
+  const std::string root = folder.path();
+  ASSERT_TRUE(models::WriteMini(Env::Real(), root + "/mini").ok());
+  const auto t = Make();
+  const auto weights = [&](const std::string& name) {
+    const auto bytes = Env::Real()->ReadFile(root + "/" + name + "/model.safetensors");
+    return bytes.ok() ? Hex(Sha256Of(*bytes)) : bytes.status().ToString();
+  };
+  const auto publish = [&](const std::string& name, const std::string& previous) {
+    return PublishWeights(Env::Real(), *t, root + "/mini", root + "/" + name,
+                          previous.empty() ? "" : root + "/" + previous);
+  };
+  const auto step = [&] {
+    Train(t.get(), Sequences(static_cast<int>(t->model().config().vocab)));
+    ASSERT_TRUE(t->Apply(1e-2f).ok());
+  };
+  ASSERT_TRUE(publish("v0", "").ok());
+  const std::string v0 = weights("v0");
+  step();
+  EXPECT_EQ(publish("v0", "v0").code(), Code::kAlreadyExists);
+  EXPECT_EQ(weights("v0"), v0);
+  ASSERT_TRUE(Env::Real()->WriteFileAtomic(root + "/v0/config.json", "{}").ok());
+  ASSERT_TRUE(publish("v1", "v0").ok());
+  EXPECT_FALSE(Env::Real()->Exists(root + "/v0"));
+  ASSERT_TRUE(publish("fresh", "").ok());
+  EXPECT_NE(weights("v1"), v0);
+  EXPECT_EQ(weights("v1"), weights("fresh"));
+  EXPECT_EQ(*Env::Real()->List(root + "/v1"), *Env::Real()->List(root + "/fresh"));
+  for (const std::string& name : *Env::Real()->List(root + "/fresh")) {
+    EXPECT_EQ(*Env::Real()->ReadFile(root + "/v1/" + name),
+              *Env::Real()->ReadFile(root + "/fresh/" + name))
+        << name;
+  }
+  std::filesystem::create_hard_link(root + "/v1/model.safetensors", root + "/kept");
+  step();
+  ASSERT_TRUE(publish("v2", "v1").ok());
+  ASSERT_TRUE(publish("fresh2", "").ok());
+  EXPECT_EQ(weights("v2"), weights("fresh2"));
+  EXPECT_EQ(Hex(Sha256Of(*Env::Real()->ReadFile(root + "/kept"))), weights("fresh"));
+  // A previous one that is not there is no error.
+  ASSERT_TRUE(publish("v3", "nowhere").ok());
+  EXPECT_EQ(weights("v3"), weights("fresh2"));
+  for (const std::string& name : *Env::Real()->List(root))
+    EXPECT_EQ(name.find("partial"), std::string::npos) << name;
+}
+
 TEST(Trainer, RefusesDamagedAndForeignCheckpoints) {
   Folder folder("tare-trainer-damage");
   const auto t = Make();
