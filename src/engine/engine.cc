@@ -439,9 +439,13 @@ Result<UpdateReport> Engine::UpdateWeights(int64_t version, const std::string& p
   }
   // Loading needs nothing of the engine's thread: it serves meanwhile.
   const int64_t start_ns = std::chrono::steady_clock::now().time_since_epoch().count();
-  TARE_ASSIGN_OR_RETURN(models::Model loaded, hooks_.load(path));
+  auto loading = hooks_.load(path, memory_.get());
+  if (!loading.ok()) return loading.status();
+  // Whatever becomes of the update, one of the two is left for the next to load into.
+  memory_ = std::make_unique<models::Model>(std::move(loading->model));
+  models::Model& loaded = *memory_;
   TARE_RETURN_IF_ERROR(SameModel(*model_, loaded));
-  TARE_ASSIGN_OR_RETURN(const std::string held, hooks_.weight_hash(loaded));
+  const std::string held = std::move(loading->sha256);
   if (!sha256.empty() && held != sha256) {
     return DataLoss(
         "{}: its weights have hash {}, the request says {}; the old weights go on serving", path,
@@ -475,7 +479,7 @@ Result<UpdateReport> Engine::UpdateWeights(int64_t version, const std::string& p
     Status packed;
     if (!fault::Active(kStaleWeights, config_.side)) {
       for (size_t i = 0; i < loaded.parameters().size(); ++i)
-        model_->mutable_parameters()[i].value = std::move(loaded.mutable_parameters()[i].value);
+        std::swap(model_->mutable_parameters()[i].value, loaded.mutable_parameters()[i].value);
       if (!fault::Active(kStalePacked, config_.side)) packed = hooks_.repack(model_.get());
     }
     weight_version_ = version;

@@ -76,12 +76,18 @@ struct Stats {
   bool healthy = true;
 };
 
+struct LoadedWeights {
+  models::Model model;
+  std::string sha256;  // the canonical hash over the parameters of `model`
+};
+
 class Engine {
  public:
   struct Hooks {
     // Loads the weights of a directory into a model like the one served. It needs no packed copies:
-    // only its parameters are taken over.
-    std::function<Result<models::Model>(const std::string& path)> load;
+    // only its parameters are taken over. `memory`, null at first, holds parameters that nobody
+    // uses any more (Model::Load).
+    std::function<Result<LoadedWeights>(const std::string& path, models::Model* memory)> load;
     // Makes whatever the kernels read beside the parameters, after these have changed.
     std::function<Status(models::Model* model)> repack;
     // The canonical hash over the tensors that a model really holds, packed copies included.
@@ -180,6 +186,9 @@ class Engine {
   Stats stats_;
   bool stop_ = false;
   std::mutex update_mutex_;  // one update at a time
+  // Under it: the parameters before the last update, for the next one to load into. An update needs
+  // both at once anyway.
+  std::unique_ptr<models::Model> memory_;
   std::thread thread_;
 };
 

@@ -56,18 +56,7 @@ std::string SelfHash() {
 }  // namespace
 
 Result<std::string> HeldWeightHash(const models::Model& model, ThreadPool* pool, bool codes) {
-  TARE_RETURN_IF_ERROR(models::VerifyPacked(pool, model, codes));
-  TARE_ASSIGN_OR_RETURN(const auto tensors, model.NamedTensors());
-  std::vector<WeightHashItem> items;
-  items.reserve(tensors.size());
-  for (const auto& [name, tensor] : tensors) {
-    items.push_back({.name = name,
-                     .dtype = tensor.dtype(),
-                     .shape = tensor.shape(),
-                     .digest = TensorDigest(tensor, pool),
-                     .plain_sha256 = std::nullopt});
-  }
-  TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, HashOfItems(std::move(items)));
+  TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, models::HashHeld(pool, model, codes));
   return Hex(digest);
 }
 
@@ -102,12 +91,17 @@ Result<std::unique_ptr<Serving>> Serving::Start(const ServingConfig& given) {
   TARE_ASSIGN_OR_RETURN(const std::string weights, HeldWeightHash(model, &pool, codes));
   const int threads = config.engine.threads;
   Engine::Hooks hooks{
-      .load = [options, threads](const std::string& path) -> Result<models::Model> {
+      .load = [options, threads](const std::string& path,
+                                 models::Model* memory) -> Result<LoadedWeights> {
         TARE_ASSIGN_OR_RETURN(const Checkpoint update, Checkpoint::Open(path));
         ThreadPool load_pool(threads);
         models::ModelOptions bare = options;
         bare.pack = false;
-        return models::Model::Load(&load_pool, update, bare);
+        std::vector<WeightHashItem> items;
+        TARE_ASSIGN_OR_RETURN(models::Model loaded,
+                              models::Model::Load(&load_pool, update, bare, memory, &items));
+        TARE_ASSIGN_OR_RETURN(const Sha256Digest digest, HashOfItems(std::move(items)));
+        return LoadedWeights{std::move(loaded), Hex(digest)};
       },
       .repack = [threads, codes](models::Model* model) -> Status {
         ThreadPool pack_pool(threads);

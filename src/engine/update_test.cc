@@ -201,6 +201,46 @@ TEST_F(EngineUpdate, RefusedUpdatesChangeNothing) {
   ExpectVersion(after, 0);
 }
 
+// C8: good updates, refused ones and ones of which a byte changed on the way, in turn: each loads
+// into the memory that the one before left, and what serves afterwards are always whole weights.
+TEST_F(EngineUpdate, ManyUpdatesInTurn) {
+  const auto s = Serve();
+  const auto fresh_b = Serve("b");
+  const Sample a = One(*s, Ask(2)), b = One(*fresh_b, Ask(2));
+  const auto damage = [&](const std::string& name,
+                          const std::function<void(std::string*)>& change) {
+    std::filesystem::create_directories(Dir(name));
+    std::filesystem::copy(Dir("b"), Dir(name), std::filesystem::copy_options::overwrite_existing);
+    std::string bytes = *Env::Real()->ReadFile(Dir("b") + "/model.safetensors");
+    change(&bytes);
+    ASSERT_TRUE(Env::Real()->WriteFileAtomic(Dir(name) + "/model.safetensors", bytes).ok());
+  };
+  damage("flipped", [](std::string* bytes) { (*bytes)[bytes->size() * 2 / 3] ^= 1; });
+  damage("last", [](std::string* bytes) { bytes->back() ^= 1; });
+  damage("half", [](std::string* bytes) { bytes->resize(bytes->size() / 2); });
+  int64_t version = 0;
+  for (int round = 0; round < 3; ++round) {
+    for (const std::string good : {"b", "a"}) {
+      const std::string before = good == "a" ? *hash_b_ : *hash_a_;
+      for (const char* bad : {"flipped", "last", "half", "other"}) {
+        const auto r = Post(*s, "/update_weights", Update(version + 1, bad, *hash_b_));
+        EXPECT_EQ(r.status / 100, 4) << bad << ": " << r.body;
+        EXPECT_EQ(Weights(*s), (Json{{"version", version}, {"sha256", before}})) << bad;
+        EXPECT_EQ(client::Send(At(*s), {"GET", "/health", ""})->status, 200) << bad;
+      }
+      ExpectSame(One(*s, Ask(2)), good == "a" ? b : a);
+      const std::string hash = good == "a" ? *hash_a_ : *hash_b_;
+      const auto r = Post(*s, "/update_weights", Update(++version, good, hash));
+      ASSERT_EQ(r.status, 200) << r.body;
+      EXPECT_EQ(Json::parse(r.body)["sha256"], hash);
+      EXPECT_EQ(Weights(*s), (Json{{"version", version}, {"sha256", hash}}));
+      const Sample now = One(*s, Ask(2));
+      ExpectSame(now, good == "a" ? a : b);
+      ExpectVersion(now, version);
+    }
+  }
+}
+
 // The three rules for what is in flight.
 TEST_F(EngineUpdate, InFlightRules) {
   const auto s = Serve();

@@ -3,12 +3,21 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <optional>
 #include <set>
+#include <sstream>
+#include <utility>
 
+#include "base/env.h"
 #include "tensor/checkpoint.h"
 #include "tensor/convert.h"
+#include "tensor/digest_many.h"
+#include "tensor/weight_hash.h"
 
 namespace tare::models {
 namespace {
@@ -31,23 +40,125 @@ Result<Tensor> PartView(const Tensor& value, const ParameterPart& part) {
   return rows.Reshape(part.shape);
 }
 
-// Tells the kernel that the bytes are not read again. A hint: the mapping stays, and whoever reads
-// there all the same gets the same bytes from the file.
-void LeaveToTheSystem(const Tensor& tensor) {
-#ifdef MADV_PAGEOUT
-  constexpr uintptr_t kPage = 4096;
-  const auto begin = (reinterpret_cast<uintptr_t>(tensor.data()) + kPage - 1) / kPage * kPage;
-  const auto end =
-      (reinterpret_cast<uintptr_t>(tensor.data()) + static_cast<uintptr_t>(tensor.size_bytes())) /
-      kPage * kPage;
-  if (tensor.data() != nullptr && end > begin) {
-    // The address of a whole page within the tensor. NOLINTNEXTLINE(performance-no-int-to-ptr)
-    (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_PAGEOUT);
+// The process's mappings of files, shared with them: what their pages hold is in the file too.
+class FileMappings {
+ public:
+  FileMappings() {
+    const Result<std::string> maps = Env::Real()->ReadFile("/proc/self/maps");
+    std::istringstream lines(maps.ok() ? *maps : "");
+    for (std::string line; std::getline(lines, line);) {
+      unsigned long begin = 0, end = 0, inode = 0;
+      char kind = 0;
+      // 7f00-7f40 r--s 00000000 fe:00 1234 /path
+      if (std::sscanf(line.c_str(), "%lx-%lx %*c%*c%*c%c %*s %*s %lu", &begin, &end, &kind,
+                      &inode) == 4 &&
+          kind == 's' && inode != 0) {
+        ranges_.emplace_back(begin, end);
+      }
+    }
   }
-#else
-  (void)tensor;
-#endif
-}
+  // Bytes that are not read again need not count as this process's memory. The mapping stays, and
+  // whoever reads there all the same gets the same bytes from the file. Other memory is left alone.
+  void LeaveToTheSystem(std::vector<std::pair<const void*, int64_t>> read) const {
+    constexpr uintptr_t kPage = 4096;
+    std::sort(read.begin(), read.end());
+    for (size_t i = 0; i < read.size();) {
+      // One call for all that lie side by side: each interrupts the other threads.
+      const auto first = reinterpret_cast<uintptr_t>(read[i].first);
+      uintptr_t last = first + static_cast<uintptr_t>(read[i].second);
+      for (++i; i < read.size() && reinterpret_cast<uintptr_t>(read[i].first) == last; ++i)
+        last += static_cast<uintptr_t>(read[i].second);
+      const uintptr_t begin = (first + kPage - 1) / kPage * kPage, end = last / kPage * kPage;
+      for (const auto& [from, to] : ranges_) {
+        if (end <= begin || begin < from || end > to) continue;
+        // The address of a whole page within the tensors. NOLINTNEXTLINE(performance-no-int-to-ptr)
+        (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::pair<uintptr_t, uintptr_t>> ranges_;
+};
+
+// Tensors of a checkpoint on their way into parameters, converted and, where asked, hashed chunk by
+// chunk of the parameter. Some are collected, so that the threads share small ones too, but not
+// many, for they may be copies that somebody made to be read once.
+class Conversions {
+ public:
+  Conversions(ThreadPool* pool, bool hash) : pool_(pool), hash_(hash) {}
+
+  // REQUIRES: `to` is on the CPU and has the shape of `from`
+  Status Add(const std::string& name, Tensor from, Tensor to) {
+    waiting_ += from.size_bytes();
+    items_.push_back({name, std::move(from), std::move(to), {}});
+    return waiting_ < kMost ? Ok() : Flush();
+  }
+
+  Status Flush() {
+    std::vector<DigestChunk> chunks;
+    std::vector<const Item*> owner;  // of each chunk
+    for (Item& item : items_) {
+      AddChunks(item.to.data(), item.to.size_bytes(), &item.digests, &chunks);
+      owner.resize(chunks.size(), &item);
+    }
+    const std::vector<size_t> ends = CutChunks(chunks);
+    std::mutex mutex;
+    Status failed;
+    const auto convert = [&](int64_t run) {
+      const size_t first = run == 0 ? 0 : ends[static_cast<size_t>(run) - 1];
+      const size_t last = ends[static_cast<size_t>(run)];
+      for (size_t i = first; i < last; ++i) {
+        Status s = Convert(*owner[i], chunks[i]);
+        if (s.ok()) continue;
+        const std::lock_guard<std::mutex> hold(mutex);
+        if (failed.ok()) failed = std::move(s);
+      }
+      if (hash_) HashChunks(std::span(chunks).subspan(first, last - first));
+    };
+    if (pool_ == nullptr) {
+      for (int64_t i = 0; i < std::ssize(ends); ++i) convert(i);
+    } else {
+      pool_->ParallelFor(std::ssize(ends), convert);
+    }
+    std::vector<std::pair<const void*, int64_t>> read;
+    for (const Item& item : items_) {
+      read.emplace_back(item.from.data(), item.from.size_bytes());
+      if (!hash_) continue;
+      const Sha256Digest digest = JoinChunkDigests(item.to.dtype(), item.to.shape(), item.digests);
+      hashed_.push_back({item.name, item.to.dtype(), item.to.shape(), digest, std::nullopt});
+    }
+    mappings_.LeaveToTheSystem(std::move(read));
+    items_.clear();
+    waiting_ = 0;
+    return failed;
+  }
+
+  std::vector<WeightHashItem>& hashed() { return hashed_; }
+
+ private:
+  static constexpr int64_t kMost = 64 << 20;
+  struct Item {
+    std::string name;
+    Tensor from, to;
+    std::vector<Sha256Digest> digests;
+  };
+
+  static Status Convert(const Item& item, const DigestChunk& chunk) {
+    const DType from = item.from.dtype(), to = item.to.dtype();
+    char* target = static_cast<char*>(const_cast<void*>(chunk.data));
+    const int64_t begin = (target - static_cast<const char*>(item.to.data())) / SizeOf(to);
+    return ConvertElements(static_cast<const char*>(item.from.data()) + begin * SizeOf(from), from,
+                           target, to, chunk.size_bytes / SizeOf(to));
+  }
+
+  ThreadPool* pool_;
+  bool hash_;
+  FileMappings mappings_;
+  std::vector<Item> items_;
+  std::vector<WeightHashItem> hashed_;
+  int64_t waiting_ = 0;  // bytes
+};
 
 }  // namespace
 
@@ -131,7 +242,8 @@ void Model::Declare() {
 
 Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const ModelOptions& options,
                            const std::vector<std::string>& names,
-                           const std::function<Result<Tensor>(const std::string&)>& get) {
+                           const std::function<Result<Tensor>(const std::string&)>& get,
+                           Model* memory, std::vector<WeightHashItem>* items) {
   Model m;
   m.config_ = config;
   m.options_ = options;
@@ -168,12 +280,21 @@ Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const Mo
     }
   }
 
-  for (Parameter& p : m.parameters_) {
+  Conversions conversions(pool, items != nullptr);
+  for (size_t i = 0; i < m.parameters_.size(); ++i) {
+    Parameter& p = m.parameters_[i];
     int64_t rows = 0;
     for (const ParameterPart& part : p.parts) rows += part.shape[0];
     Shape shape = p.parts[0].shape;
     shape[0] = rows;
-    TARE_ASSIGN_OR_RETURN(Tensor value, Tensor::Allocate(config.dtype, shape));
+    Tensor old;
+    if (memory != nullptr && i < memory->parameters_.size())
+      old = std::exchange(memory->parameters_[i].value, Tensor());
+    if (old.dtype() == config.dtype && old.shape() == shape && old.device() == Device::kCpu) {
+      p.value = std::move(old);
+    } else {
+      TARE_ASSIGN_OR_RETURN(p.value, Tensor::Allocate(config.dtype, shape));
+    }
     for (const ParameterPart& part : p.parts) {
       if (get == nullptr) break;
       auto tensor = get(part.name);
@@ -187,13 +308,15 @@ Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const Mo
         return Unsupported("{} is {}; bf16, f16 and f32 weights are built", part.name,
                            DTypeName(tensor->dtype()));
       }
-      TARE_ASSIGN_OR_RETURN(Tensor view, PartView(value, part));
-      TARE_RETURN_IF_ERROR(ConvertElements(tensor->data(), tensor->dtype(), view.mutable_data(),
-                                           config.dtype, view.elements(), Fp8Overflow::kSaturate,
-                                           pool));
+      TARE_ASSIGN_OR_RETURN(Tensor view, PartView(p.value, part));
+      TARE_RETURN_IF_ERROR(conversions.Add(part.name, std::move(*tensor), std::move(view)));
     }
-    TARE_ASSIGN_OR_RETURN(p.value, value.To(options.device));
+    if (options.device == Device::kCpu) continue;
+    TARE_RETURN_IF_ERROR(conversions.Flush());
+    TARE_ASSIGN_OR_RETURN(p.value, p.value.To(options.device));
   }
+  TARE_RETURN_IF_ERROR(conversions.Flush());
+  if (items != nullptr) *items = std::move(conversions.hashed());
 
   TARE_ASSIGN_OR_RETURN(const ops::rope::Table table,
                         ops::rope::BuildTable(config.rope, m.max_positions_, options.side));
@@ -212,7 +335,8 @@ Result<Model> Model::Build(ThreadPool* pool, const ModelConfig& config, const Mo
 }
 
 Result<Model> Model::Load(ThreadPool* pool, const Checkpoint& checkpoint,
-                          const ModelOptions& options) {
+                          const ModelOptions& options, Model* memory,
+                          std::vector<WeightHashItem>* items) {
   TARE_ASSIGN_OR_RETURN(ModelConfig config, ParseConfig(checkpoint.config().raw));
   // generation_config.json wins; it often lists more ends than config.json.
   if (!checkpoint.config().eos_token_ids.empty()) {
@@ -224,18 +348,9 @@ Result<Model> Model::Load(ThreadPool* pool, const Checkpoint& checkpoint,
       config.eos.push_back(static_cast<int32_t>(id));
     }
   }
-  // Views of a mapped file: what is converted already need not count as this process's memory.
-  const bool mapped = checkpoint.format() == Checkpoint::Format::kHuggingFace;
-  Tensor before;
-  Result<Model> model = Build(pool, config, options, checkpoint.names(),
-                              [&](const std::string& name) -> Result<Tensor> {
-                                LeaveToTheSystem(before);
-                                TARE_ASSIGN_OR_RETURN(const Tensor tensor, checkpoint.Get(name));
-                                if (mapped) before = tensor;
-                                return tensor;
-                              });
-  LeaveToTheSystem(before);
-  return model;
+  return Build(
+      pool, config, options, checkpoint.names(),
+      [&](const std::string& name) { return checkpoint.Get(name); }, memory, items);
 }
 
 Result<Model> Model::FromTensors(ThreadPool* pool, const ModelConfig& config,

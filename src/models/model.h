@@ -25,7 +25,8 @@
 
 namespace tare {
 class Checkpoint;
-}
+struct WeightHashItem;
+}  // namespace tare
 
 namespace tare::models {
 
@@ -72,9 +73,14 @@ class Model {
   // Every tensor of the architecture must be there with its shape, and none besides (rotary buffers
   // and a redundant tied head excepted, the head only if its bytes equal the embedding's):
   // kInvalidArgument lists what is missing or left over. f32 tensors are rounded once to
-  // config.dtype.
+  // config.dtype. `memory`, when given, is a model that nothing uses any more: parameters of the
+  // same shape and dtype take its memory, which is then gone from it. Fresh memory costs several
+  // times the copy where the kernel gives what lies idle back to a host. `items`, when given, gets
+  // what the weight hash is made of: digests of the parameters' bytes, taken when these had just
+  // been written (CPU only).
   static Result<Model> Load(ThreadPool* pool, const Checkpoint& checkpoint,
-                            const ModelOptions& options = {});
+                            const ModelOptions& options = {}, Model* memory = nullptr,
+                            std::vector<WeightHashItem>* items = nullptr);
   // Named tensors (Hugging Face names) instead of a checkpoint.
   static Result<Model> FromTensors(ThreadPool* pool, const ModelConfig& config,
                                    const std::vector<std::pair<std::string, Tensor>>& tensors,
@@ -134,7 +140,8 @@ class Model {
   void Declare();
   static Result<Model> Build(ThreadPool* pool, const ModelConfig& config,
                              const ModelOptions& options, const std::vector<std::string>& names,
-                             const std::function<Result<Tensor>(const std::string&)>& get);
+                             const std::function<Result<Tensor>(const std::string&)>& get,
+                             Model* memory = nullptr, std::vector<WeightHashItem>* items = nullptr);
 };
 
 }  // namespace tare::models

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "numerics/mma.h"
 #include "ops/linear/gemm.h"
 #include "ops/linear/linear.h"
 #include "tensor/convert.h"
+#include "tensor/digest_many.h"
+#include "tensor/weight_hash.h"
 
 namespace tare::models {
 namespace {
@@ -21,33 +25,26 @@ Status Differs(const PackedWeight& held, int64_t row, int64_t column) {
                   held.n(), held.k(), row, column);
 }
 
-// Panel by panel, each packed again into a buffer of its own thread.
-Status VerifyPanels(ThreadPool* pool, const PackedWeight& held, const void* w) {
-  if (held.panels() == nullptr) return Ok();  // packed for the sm90-mma step alone
+// Panel j packed again into `want` and compared.
+Status VerifyPanel(ThreadPool* pool, const PackedWeight& held, const void* w, int64_t j,
+                   std::vector<uint8_t>* want) {
   constexpr int64_t kPanel = ops::gemm::kPanel;
   const int64_t item = SizeOf(held.dtype()), bytes = held.k() * kPanel * item;
-  const int64_t panels = (held.n() + kPanel - 1) / kPanel;
-  std::mutex mutex;
-  int64_t bad = panels, bad_at = 0;  // the first panel that differs, and where in it
-  pool->ParallelRanges(panels, 8, [&](int64_t begin, int64_t end) {
-    std::vector<uint8_t> want(static_cast<size_t>(bytes));
-    for (int64_t j = begin; j < end; ++j) {
-      const char* rows = static_cast<const char*>(w) + j * kPanel * held.k() * item;
-      ops::gemm::PackPanels(*pool, rows, held.dtype(), std::min(kPanel, held.n() - j * kPanel),
-                            held.k(), want.data());
-      const auto* have = static_cast<const uint8_t*>(held.panels()) + j * bytes;
-      if (std::memcmp(have, want.data(), static_cast<size_t>(bytes)) == 0) continue;
-      const std::lock_guard<std::mutex> hold(mutex);
-      if (j >= bad) continue;
-      bad = j;
-      bad_at = (std::mismatch(have, have + bytes, want.data()).first - have) / item;
-    }
-  });
-  if (bad == panels) return Ok();
+  want->resize(static_cast<size_t>(bytes));
+  const char* rows = static_cast<const char*>(w) + j * kPanel * held.k() * item;
+  ops::gemm::PackPanels(*pool, rows, held.dtype(), std::min(kPanel, held.n() - j * kPanel),
+                        held.k(), want->data());
+  const auto* have = static_cast<const uint8_t*>(held.panels()) + j * bytes;
+  if (std::memcmp(have, want->data(), static_cast<size_t>(bytes)) == 0) return Ok();
   // Back from the place in the panel ([k][32], 16-bit elements in pairs) to the element.
-  const int64_t slot = bad_at % kPanel;
+  const int64_t at = (std::mismatch(have, have + bytes, want->data()).first - have) / item;
+  const int64_t slot = at % kPanel;
   const int64_t column = item == 2 ? slot % 2 * 16 + slot / 2 : slot;
-  return Differs(held, bad * kPanel + column, bad_at / kPanel);
+  return Differs(held, j * kPanel + column, at / kPanel);
+}
+
+std::string Place(const Parameter& p, size_t expert, size_t experts) {
+  return experts == 1 ? p.name : fmt::format("{} expert {}", p.name, expert);
 }
 
 Status VerifyCodes(const PackedWeight& held, const void* w) {
@@ -89,17 +86,125 @@ void MakeCodes(ThreadPool* pool, const Model& model) {
   pool->ParallelFor(std::ssize(all), [&](int64_t i) { (void)all[static_cast<size_t>(i)]->mma(); });
 }
 
-Status VerifyPacked(ThreadPool* pool, const Model& model, bool codes) {
-  for (size_t i = 0; i < model.parameters().size(); ++i) {
-    const std::vector<PackedWeight>& list = model.packed_experts(static_cast<int>(i));
+namespace {
+
+// One panel of a parameter's packed copies.
+struct Panel {
+  size_t parameter = 0, expert = 0;
+  int64_t index = 0;
+};
+
+// The walk over a model's parameters in about equal runs: chunks to hash, and the panels whose
+// first row lies in them, so that both find the bytes in a cache.
+class Walk {
+ public:
+  Walk(const Model& model, bool hash) : model_(model), hash_(hash) {
+    size_t parts = 0;
+    for (const Parameter& p : model.parameters()) parts += p.parts.size();
+    items_.resize(parts);
+    digests_.resize(parts);
+    size_t part = 0;
+    for (size_t i = 0; i < model.parameters().size(); ++i) {
+      const Parameter& p = model.parameters()[i];
+      const size_t before = chunks_.size();
+      int64_t at = 0;  // bytes
+      for (const ParameterPart& one : p.parts) {
+        items_[part].name = one.name;
+        items_[part].dtype = p.value.dtype();
+        items_[part].shape = one.shape;
+        const int64_t bytes = ElementCount(one.shape).value() * SizeOf(p.value.dtype());
+        AddChunks(static_cast<const char*>(p.value.data()) + at, bytes, &digests_[part++],
+                  &chunks_);
+        at += bytes;
+      }
+      TARE_CHECK(at == p.value.size_bytes()) << p.name << ": parts and value";
+      AddPanels(i, before);
+    }
+    ends_ = CutChunks(chunks_);
+  }
+
+  Status Run(ThreadPool* pool) {
+    std::mutex mutex;
+    size_t bad = panels_.size();  // the first panel that differs
+    Status failed;
+    pool->ParallelFor(std::ssize(ends_), [&](int64_t run) {
+      const size_t first = run == 0 ? 0 : ends_[static_cast<size_t>(run) - 1];
+      const size_t last = ends_[static_cast<size_t>(run)];
+      std::vector<uint8_t> want;
+      const auto begin = std::lower_bound(chunk_of_.begin(), chunk_of_.end(), first);
+      const auto end = std::lower_bound(begin, chunk_of_.end(), last);
+      for (auto at = begin; at != end; ++at) {
+        const size_t i = static_cast<size_t>(at - chunk_of_.begin());
+        Status s = Verify(pool, panels_[i], &want);
+        if (s.ok()) continue;
+        const std::lock_guard<std::mutex> hold(mutex);
+        if (i < bad) bad = i, failed = std::move(s);
+      }
+      if (hash_) HashChunks(std::span(chunks_).subspan(first, last - first));
+    });
+    return failed;
+  }
+
+  Result<Sha256Digest> Digest() {
+    for (size_t i = 0; i < items_.size(); ++i)
+      items_[i].digest = JoinChunkDigests(items_[i].dtype, items_[i].shape, digests_[i]);
+    return HashOfItems(std::move(items_));
+  }
+
+ private:
+  static int64_t ExpertBytes(const Parameter& p, size_t experts) {
+    return p.value.size_bytes() / static_cast<int64_t>(experts);
+  }
+
+  // Of parameter `i`, whose chunks begin at `chunk`.
+  void AddPanels(size_t i, size_t chunk) {
+    const Parameter& p = model_.parameters()[i];
+    const std::vector<PackedWeight>& list = model_.packed_experts(static_cast<int>(i));
+    const auto* base = static_cast<const char*>(p.value.data());
+    for (size_t e = 0; e < list.size(); ++e) {
+      if (list[e].panels() == nullptr) continue;  // packed for the sm90-mma step alone
+      constexpr int64_t kPanel = ops::gemm::kPanel;
+      const int64_t row = list[e].k() * SizeOf(list[e].dtype());
+      for (int64_t j = 0; j * kPanel < list[e].n(); ++j) {
+        const char* at =
+            base + static_cast<int64_t>(e) * ExpertBytes(p, list.size()) + j * kPanel * row;
+        while (static_cast<const char*>(chunks_[chunk].data) + chunks_[chunk].size_bytes <= at)
+          ++chunk;
+        panels_.push_back({i, e, j});
+        chunk_of_.push_back(chunk);
+      }
+    }
+  }
+
+  Status Verify(ThreadPool* pool, const Panel& panel, std::vector<uint8_t>* want) const {
+    const Parameter& p = model_.parameters()[panel.parameter];
+    const std::vector<PackedWeight>& list =
+        model_.packed_experts(static_cast<int>(panel.parameter));
+    const char* w = static_cast<const char*>(p.value.data()) +
+                    static_cast<int64_t>(panel.expert) * ExpertBytes(p, list.size());
+    const Status s = VerifyPanel(pool, list[panel.expert], w, panel.index, want);
+    return s.ok() ? s : s.Annotate(Place(p, panel.expert, list.size()));
+  }
+
+  const Model& model_;
+  bool hash_;
+  std::vector<WeightHashItem> items_;
+  std::vector<std::vector<Sha256Digest>> digests_;  // by part
+  std::vector<DigestChunk> chunks_;
+  std::vector<size_t> ends_;      // of the runs of chunks
+  std::vector<Panel> panels_;     // in the order of the chunks
+  std::vector<size_t> chunk_of_;  // by panel, where its first row lies
+};
+
+Status VerifyTheRest(const Model& model, bool codes) {
+  for (size_t i = 0; codes && i < model.parameters().size(); ++i) {
     const Parameter& p = model.parameters()[i];
+    const std::vector<PackedWeight>& list = model.packed_experts(static_cast<int>(i));
     const int64_t bytes = list.empty() ? 0 : p.value.size_bytes() / std::ssize(list);
     for (size_t e = 0; e < list.size(); ++e) {
       const char* w = static_cast<const char*>(p.value.data()) + static_cast<int64_t>(e) * bytes;
-      Status s = VerifyPanels(pool, list[e], w);
-      if (s.ok() && codes) s = VerifyCodes(list[e], w);
-      if (!s.ok())
-        return s.Annotate(list.size() == 1 ? p.name : fmt::format("{} expert {}", p.name, e));
+      const Status s = VerifyCodes(list[e], w);
+      if (!s.ok()) return s.Annotate(Place(p, e, list.size()));
     }
   }
   for (int64_t l = 0; l < std::ssize(model.config().layers); ++l) {
@@ -114,6 +219,25 @@ Status VerifyPacked(ThreadPool* pool, const Model& model, bool codes) {
     }
   }
   return Ok();
+}
+
+}  // namespace
+
+Status VerifyPacked(ThreadPool* pool, const Model& model, bool codes) {
+  if (model.device() == Device::kCpu) TARE_RETURN_IF_ERROR(Walk(model, /*hash=*/false).Run(pool));
+  return VerifyTheRest(model, codes);
+}
+
+Result<Sha256Digest> HashHeld(ThreadPool* pool, const Model& model, bool codes) {
+  if (model.device() != Device::kCpu) {
+    TARE_RETURN_IF_ERROR(VerifyTheRest(model, codes));
+    TARE_ASSIGN_OR_RETURN(const auto tensors, model.NamedTensors());
+    return HashOfTensors(tensors, pool);
+  }
+  Walk walk(model, /*hash=*/true);
+  TARE_RETURN_IF_ERROR(walk.Run(pool));
+  TARE_RETURN_IF_ERROR(VerifyTheRest(model, codes));
+  return walk.Digest();
 }
 
 }  // namespace tare::models
