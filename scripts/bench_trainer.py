@@ -6,7 +6,8 @@ usage: scripts/bench_trainer.py MODEL [--tare build/release/tare] [--threads 2] 
 
 A batch of 4 sequences of 256 tokens. In each round, one after the other: `tare train` with the
 production arm, with the native arm, and PyTorch (f32 weights, SDPA, cross entropy over all 49,152
-logits, loss.backward()) on the same weights and tokens; the best round of each counts.
+logits, loss.backward()) on the same weights and tokens; the best round of each counts. Every other
+round goes the other way, so that no arm always has the same neighbour.
   production / torch   PyTorch's time over ours: 1.0 is as fast
   production / native  the native arm's time over the invariant arm's
 With --receipt, of a run of the loop: the share of a step's wall time, from one rollout's start to the next,
@@ -131,8 +132,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         text = folder + "/text"
         pathlib.Path(text).write_text("\n".join(lines) + "\n")
-        for _ in range(options.rounds):
-            for name in ("production", "native", "torch"):
+        for number in range(options.rounds):
+            for name in ("production", "native", "torch")[::-1 if number % 2 else 1]:
                 seconds, loss = (torch_round(model, tokens, options.threads) if name == "torch" else
                                  tare_round(options.tare, str(model), text, name, options.threads))
                 best[name] = min(best.get(name, seconds), seconds)
