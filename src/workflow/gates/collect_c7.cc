@@ -20,13 +20,24 @@ Json Evaluation() { return {{"declared", kDeclared}, {"margin_ppm", kMarginPpm}}
 
 // The three arms over one text, and their records.
 Result<Json> Control(Collecting* c, const Json& subject) {
+  TARE_ASSIGN_OR_RETURN(const bool mini, IsMini(c));
   Json arms = Json::object();
   for (const char* arm : {"production", "surrogate", "native"}) {
-    TARE_ASSIGN_OR_RETURN(
-        const Ran ran,
-        c->Tare(EvidenceKind::kE9,
-                {"train", c->model(), c->options().text, "--arm", arm, "--steps", "4", "--batch",
-                 "4", "--max-tokens", "64", "--out", std::string("{out}/") + arm}));
+    std::vector<std::string> args = {"train",
+                                     c->model(),
+                                     c->options().text,
+                                     "--arm",
+                                     arm,
+                                     "--steps",
+                                     "4",
+                                     "--batch",
+                                     "4",
+                                     "--max-tokens",
+                                     "64",
+                                     "--out",
+                                     std::string("{out}/") + arm};
+    if (!mini) args.insert(args.end(), {"--lr", kRate});
+    TARE_ASSIGN_OR_RETURN(const Ran ran, c->Tare(EvidenceKind::kE9, args));
     TARE_ASSIGN_OR_RETURN(const std::string text,
                           c->env()->ReadFile(JoinPath(ran.out, std::string(arm) + "/train.json")));
     TARE_ASSIGN_OR_RETURN(const Json r, ParseJson(text));

@@ -19,8 +19,16 @@ struct LoopRun {
   Json runtime;                              // for LoopFromReceipt
   Recipe contracts;                          // operator -> digest of its contract IDs
 };
-// Runs the two-step loop on the collection's model: `arithmetic` where a tokenizer lies beside the
-// weights, else `pattern`. kDataLoss when its receipt cannot be read.
+// Learning rate of a model that was trained already. AdamW's first steps move every weight by it:
+// at 1e-4, which MINI's random weights need, SmolLM2 is blown up within four steps and its arms
+// with it.
+inline constexpr const char* kRate = "2e-5";
+// The generated checkpoint: it was trained on no text, so its questions are patterns of tokens and
+// its rate is the commands' own.
+Result<bool> IsMini(Collecting* c);
+
+// Runs the two-step loop on the collection's model: `pattern` with MINI, else
+// `arithmetic`. kDataLoss when its receipt cannot be read.
 // `more`: further options of `tare rl run`, which win over the usual ones.
 Result<LoopRun> RecordLoop(Collecting* collecting, const std::vector<std::string>& more = {});
 
