@@ -4,11 +4,15 @@
 //
 // A warpgroup's turn for tile j: issue S_j = Q K_j, then O += P_{j-1} V_{j-1}, and make P_j. The
 // two warpgroups take turns at issuing their products (hardware barriers 3 and 4), so that one's
-// softmax hides under the other's products. The sum over finished splits waits in shared memory, in
-// a layout where each thread meets only its own elements.
+// softmax hides under the other's products. The largest scores are searched for in a split's first
+// tile; in the others P is made with the references as they are, and only a warp whose row sums
+// tell that a score passed the slack makes its scores again (by mma.sync, from the K still there)
+// and moves its references. The sum over finished splits waits in shared memory, in a layout where
+// each thread meets only its own elements.
 
 #include "ops/attention/attention_gpu.cuh"
 #include "ops/cuda/descriptors.cuh"
+#include "ops/cuda/mma_sync.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/wgmma.cuh"
@@ -20,6 +24,11 @@ namespace {
 constexpr int kTile = 128;
 constexpr int kStages = 2;
 constexpr int kThreads = 3 * 128;
+// Below what a lane's row sum is when one of its scores passes the slack, for references up to
+// kReferenceLimit: farther ones are rounded too coarsely to tell.
+constexpr float kSumLimit = 0x1.fp+13f;
+constexpr float kReferenceLimit = 0x1p+15f;
+static_assert(kSlack == 14.0f);
 
 template <int kD>
 struct Layout {
@@ -37,6 +46,9 @@ struct PrefillArgs {
   Forward f;
   int tokens_per_group;  // tokens of one warpgroup
   int box_rows;          // keys of one tensor copy: kTile, or the page size
+  int group_inverse;     // 2^16 / group, rounded up
+  // row / group of a warpgroup's row.
+  __device__ __forceinline__ int Token(int row) const { return row * group_inverse >> 16; }
 };
 
 struct Stage {
@@ -56,12 +68,10 @@ struct Rows {
   float r[2], l[2];
 };
 
-// The references after a tile, by its largest scores; rows.l is rescaled. True when some row of the
-// warp moved: then O is to be multiplied by scale (of the two rows).
+// The largest visible scores of this lane's two rows.
 template <bool kMasked>
-__device__ __forceinline__ bool MoveReference(const float (&s)[kTile / 2], Rows& rows, int tile0,
-                                              int lane, float c, float (&scale)[2]) {
-  float top[2];
+__device__ __forceinline__ void LargestScores(const float (&s)[kTile / 2], const Rows& rows,
+                                              int tile0, int lane, float (&top)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int from = rows.low[half] - tile0, to = rows.high[half] - tile0;
@@ -77,6 +87,42 @@ __device__ __forceinline__ bool MoveReference(const float (&s)[kTile / 2], Rows&
     }
     top[half] = fmaxf(part[0], part[1]);
   }
+}
+
+// Of the rows' four lanes. A row that sees nothing of this tile keeps its reference.
+template <bool kMasked>
+__device__ __forceinline__ void NextReferences(float (&top)[2], Rows& rows, int tile0, float c) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int from = rows.low[half] - tile0, to = rows.high[half] - tile0;
+    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffff, top[half], 1));
+    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffff, top[half], 2));
+    if (!kMasked || max(from, 0) <= min(to, kTile - 1))
+      rows.r[half] = NextReference(rows.r[half], __fmul_rn(top[half], c));
+  }
+}
+
+// The references after a split's first tile.
+template <bool kMasked>
+__device__ __forceinline__ void FirstReference(const float (&s)[kTile / 2], Rows& rows, int tile0,
+                                               int lane, float c) {
+  float top[2];
+  LargestScores<kMasked>(s, rows, tile0, lane, top);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    rows.r[half] = -kInfinity;
+    rows.l[half] = 0.0f;
+  }
+  NextReferences<kMasked>(top, rows, tile0, c);
+}
+
+// The references after another tile, by its largest scores; rows.l is rescaled. True when some row
+// of the warp moved: then O is to be multiplied by scale (of the two rows).
+template <bool kMasked>
+__device__ __forceinline__ bool MoveReference(const float (&s)[kTile / 2], Rows& rows, int tile0,
+                                              int lane, float c, float (&scale)[2]) {
+  float top[2];
+  LargestScores<kMasked>(s, rows, tile0, lane, top);
   // After the first tile of a split no score passes the slack, almost always, and a finite
   // reference stays what it is: one vote instead of the quads' maxima. (Both factors are positive,
   // so a row's largest product is that of its largest score.)
@@ -84,17 +130,8 @@ __device__ __forceinline__ bool MoveReference(const float (&s)[kTile / 2], Rows&
                      __fmul_rn(top[1], c) <= rows.r[1] + kSlack && rows.r[0] > -kInfinity &&
                      rows.r[1] > -kInfinity && rows.r[0] < kInfinity && rows.r[1] < kInfinity;
   if (__all_sync(0xffffffff, stays)) return false;
-  float old[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int from = rows.low[half] - tile0, to = rows.high[half] - tile0;
-    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffff, top[half], 1));
-    top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffff, top[half], 2));
-    old[half] = rows.r[half];
-    // A row that sees nothing of this tile keeps its reference.
-    if (!kMasked || max(from, 0) <= min(to, kTile - 1))
-      rows.r[half] = NextReference(old[half], __fmul_rn(top[half], c));
-  }
+  const float old[2] = {rows.r[0], rows.r[1]};
+  NextReferences<kMasked>(top, rows, tile0, c);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     scale[half] = old[half] == -kInfinity ? 1.0f : RescaleReference(old[half], rows.r[half]);
@@ -147,36 +184,48 @@ template <int kD, bool kLast>
 __device__ __forceinline__ void EndSplit(float (&o)[kD / 2], const float (&r)[2],
                                          const float (&l)[2], Total& total, uint32_t total_at,
                                          int thread) {
-  float a[2] = {1.0f, 1.0f}, b[2] = {1.0f, 1.0f};
+  float a[2], b[2], sum[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = __fadd_rn(l[half], __shfl_xor_sync(0xffffffff, l[half], 1));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, 2));
-    if (!total.started) {
+  for (int half = 0; half < 2; ++half)
+    sum[half] = __fadd_rn(l[half], __shfl_xor_sync(0xffffffff, l[half], 1));
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    sum[half] = __fadd_rn(sum[half], __shfl_xor_sync(0xffffffff, sum[half], 2));
+  if (!total.started) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       total.r[half] = r[half];
-      total.l[half] = sum;
-    } else {
-      const Meeting m = Meet(total.r[half], total.l[half], r[half], sum);
-      a[half] = m.a;
-      b[half] = m.b;
+      total.l[half] = sum[half];
+    }
+  } else {
+    MeetRows(total.r, total.l, r, sum, a, b);
+  }
+  const uint32_t at = total_at + static_cast<uint32_t>(thread) * 16;
+  constexpr int kBlock = 8;  // loads under way at once
+  if (total.started) {
+#pragma unroll
+    for (int i0 = 0; i0 < kD / 8; i0 += kBlock) {
+      float t[kBlock][4];
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i)
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(t[i][0]), "=f"(t[i][1]), "=f"(t[i][2]), "=f"(t[i][3])
+                     : "r"(at + (i0 + i) * 2048)
+                     : "memory");
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) {
+        float* x = o + 4 * (i0 + i);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = __fmaf_rn(x[e], b[e / 2], __fmul_rn(t[i][e], a[e / 2]));
+      }
     }
   }
+  if constexpr (!kLast) {
 #pragma unroll
-  for (int i = 0; i < kD / 8; ++i) {
-    const uint32_t at = total_at + static_cast<uint32_t>(i * 128 + thread) * 16;
-    float* x = o + 4 * i;
-    if (total.started) {
-      float t[4];
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(t[0]), "=f"(t[1]), "=f"(t[2]), "=f"(t[3])
-                   : "r"(at)
-                   : "memory");
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = __fmaf_rn(x[e], b[e / 2], __fmul_rn(t[e], a[e / 2]));
-    }
-    if constexpr (!kLast) {
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x[0]), "f"(x[1]),
-                   "f"(x[2]), "f"(x[3])
+    for (int i = 0; i < kD / 8; ++i) {
+      const float* x = o + 4 * i;
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + i * 2048), "f"(x[0]),
+                   "f"(x[1]), "f"(x[2]), "f"(x[3])
                    : "memory");
     }
   }
@@ -217,14 +266,44 @@ __device__ __forceinline__ void IssueScores(float (&s)[kTile / 2], uint32_t q, u
   sm90::WgmmaCommit();
 }
 
+// The scores of this warp's 16 rows again, without the other warps; the bits are the same.
+template <int kD>
+__device__ __forceinline__ void RemakeScores(float (&s)[kTile / 2], uint32_t q, uint32_t k,
+                                             int warp, int lane) {
+  const auto at = [&](uint32_t tile, int rows, int row, int chunk) {
+    return tile + (chunk / 8) * (rows * 128) + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+  };
+#pragma unroll
+  for (int i = 0; i < kTile / 2; ++i) s[i] = 0.0f;
+#pragma unroll 1
+  for (int step = 0; step < kD / 16; ++step) {
+    uint32_t a[4];
+    sm90::LoadMatrix4(a, at(q, 64, 16 * warp + lane % 16, 2 * step + lane / 16));
+#pragma unroll
+    for (int j = 0; j < kTile / 8; j += 2) {
+      uint32_t b[4];
+      sm90::LoadMatrix4(b, at(k, kTile, 8 * j + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
+      sm90::MmaBf16(s + 4 * j, a, b[0], b[1]);
+      sm90::MmaBf16(s + 4 * j + 4, a, b[2], b[3]);
+    }
+  }
+}
+
+// O += P V, or O = P V where `onto` is 0.
 template <int kD>
 __device__ __forceinline__ void IssueValues(float (&o)[kD / 2], const uint32_t (&p)[kTile / 16][4],
-                                            uint32_t v) {
+                                            uint32_t v, int onto) {
   const uint32_t v_low = sm90::DescriptorLow(v, kTile * 128);
   sm90::WgmmaFence();
 #pragma unroll
-  for (int step = 0; step < kTile / 16; ++step)
-    sm90::Wgmma<kD>::StepRegisters<1>(o, p[step], sm90::Descriptor(v_low, step * 2048));
+  for (int step = 0; step < kTile / 16; ++step) {
+    const uint64_t b = sm90::Descriptor(v_low, step * 2048);
+    if (step == 0) {
+      sm90::Wgmma<kD>::StepOnto(o, p[step], b, onto);
+    } else {
+      sm90::Wgmma<kD>::StepRegisters<1>(o, p[step], b);
+    }
+  }
   sm90::WgmmaCommit();
 }
 
@@ -312,18 +391,16 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
   int wg_low, wg_high;  // the largest low and the smallest high of the warpgroup
   {
     const auto position = [&](int row) {
-      return static_cast<int>(w.run.position) + min(token0 + row / f.group, rows_end - 1);
+      return static_cast<int>(w.run.position) + min(token0 + args.Token(row), rows_end - 1);
     };
     const auto low = [&](int high) { return f.window == 0 ? 0 : max(0, high - f.window + 1); };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows.high[half] = position(16 * warp + lane / 4 + 8 * half);
       rows.low[half] = low(rows.high[half]);
-      rows.r[half] = -kInfinity;
-      rows.l[half] = 0.0f;
     }
-    wg_high = position(0);
-    wg_low = low(position(63));
+    wg_high = sm90::Uniform(position(0));
+    wg_low = sm90::Uniform(low(position(63)));
   }
   const auto k_full = [&](const Stage& s) { return barriers + 8 + s.slot * 8; };
   const auto k_empty = [&](const Stage& s) { return barriers + 8 + (kStages + s.slot) * 8; };
@@ -343,11 +420,22 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
   IssueScores<kD>(s, q, k_at(k));
   sm90::WgmmaWait<0>();
   sm90::PinRegisters(s);
-  if (thread == 0) sm90::BarrierArrive(k_empty(k));
-  k.Next();
+  // Warp by warp: one may make its scores again, from K.
+  const auto free_k = [&] {
+    if (lane == 0) sm90::BarrierArrive(k_empty(k));
+    k.Next();
+  };
+  free_k();
   const float c7 = __fmul_rn(f.c, 0x1p-7f);
   const auto masked = [&](int tile) {
     return tile * kTile + kTile - 1 > wg_high || tile * kTile < wg_low;
+  };
+  const auto first_reference = [&](int tile) {
+    if (masked(tile)) {
+      FirstReference<true>(s, rows, tile * kTile, lane, f.c);
+    } else {
+      FirstReference<false>(s, rows, tile * kTile, lane, f.c);
+    }
   };
   // True when O is to be multiplied by scale.
   const auto move_reference = [&](int tile) {
@@ -355,59 +443,64 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
                         : MoveReference<false>(s, rows, tile * kTile, lane, f.c, scale);
   };
   const auto make_probabilities = [&](int tile) {
+    int tile0 = tile * kTile;
+    asm volatile("" : "+r"(tile0));  // masks are made where they are used
     if (masked(tile)) {
-      MakeProbabilities<true>(s, p, rows, tile * kTile, lane, c7);
+      MakeProbabilities<true>(s, p, rows, tile0, lane, c7);
     } else {
-      MakeProbabilities<false>(s, p, rows, tile * kTile, lane, c7);
+      MakeProbabilities<false>(s, p, rows, tile0, lane, c7);
     }
   };
-  move_reference(w.first);
+  first_reference(w.first);
   make_probabilities(w.first);
   if (group == 1 && w.first < w.last) sm90::NamedBarrierArrive(other_turn, 256);
   const int split_tiles = f.kv_split / kTile;
   int until_split = split_tiles - 1 - w.first % split_tiles;  // tiles before the next split begins
+  int onto = 0;  // 0: O holds nothing of the split of P yet
   for (int tile = w.first + 1; tile <= w.last; ++tile) {
     sm90::BarrierWait(k_full(k), k.parity);
     sm90::NamedBarrier(own_turn, 256);
     IssueScores<kD>(s, q, k_at(k));
     sm90::BarrierWait(v_full(v), v.parity);
-    IssueValues<kD>(o, p, v_at(v));
+    IssueValues<kD>(o, p, v_at(v), onto);
+    onto = 1;
     if (tile < w.last || group == 0) sm90::NamedBarrierArrive(other_turn, 256);
     sm90::WgmmaWait<1>();
     sm90::PinRegisters(s);
-    if (thread == 0) sm90::BarrierArrive(k_empty(k));
-    k.Next();
     const bool new_split = until_split == 0;
     until_split = new_split ? split_tiles - 1 : until_split - 1;
-    float r_split[2], l_split[2];
-    if (new_split) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        r_split[half] = rows.r[half];
-        l_split[half] = rows.l[half];
-        rows.r[half] = -kInfinity;
-        rows.l[half] = 0.0f;
-      }
-    }
-    const bool moved = move_reference(tile);
+    const float r_split[2] = {rows.r[0], rows.r[1]}, l_split[2] = {rows.l[0], rows.l[1]};
+    if (new_split) first_reference(tile);
     sm90::WgmmaWait<0>();
     sm90::PinRegisters(o);
     if (thread == 0) sm90::BarrierArrive(v_empty(v));
     v.Next();
     if (new_split) {
       EndSplit<kD, false>(o, r_split, l_split, total, total_at, thread);
-#pragma unroll
-      for (int i = 0; i < kD / 2; ++i) o[i] = 0.0f;
-    } else if (moved) {
-#pragma unroll
-      for (int i = 0; i < kD / 2; ++i) o[i] = __fmul_rn(o[i], scale[i / 2 % 2]);
+      onto = 0;
     }
+    // P with the references as they are, then a look at the row sums: a score that passes the slack
+    // takes its lane's sum to 2^kSlack, almost. Only then are the scores made again and the largest
+    // ones searched for.
+    const float l[2] = {rows.l[0], rows.l[1]};
     make_probabilities(tile);
+    const bool stays = rows.l[0] < kSumLimit && rows.l[1] < kSumLimit &&
+                       fabsf(rows.r[0]) < kReferenceLimit && fabsf(rows.r[1]) < kReferenceLimit;
+    if (!new_split && __any_sync(0xffffffff, !stays)) {
+      RemakeScores<kD>(s, q, k_at(k), warp, lane);
+      rows.l[0] = l[0], rows.l[1] = l[1];
+      if (move_reference(tile)) {
+#pragma unroll
+        for (int i = 0; i < kD / 2; ++i) o[i] = __fmul_rn(o[i], scale[i / 2 % 2]);
+      }
+      make_probabilities(tile);
+    }
+    free_k();
   }
   sm90::BarrierWait(v_full(v), v.parity);
   const int keys = w.last_key + 1 - w.last * kTile;
   if (keys < kTile) ZeroRows<kD>(v_at(v), keys, thread, own_barrier);
-  IssueValues<kD>(o, p, v_at(v));
+  IssueValues<kD>(o, p, v_at(v), onto);
   sm90::WgmmaWait<0>();
   sm90::PinRegisters(o);
   EndSplit<kD, true>(o, rows.r, rows.l, total, total_at, thread);
@@ -415,7 +508,8 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = 16 * warp + lane / 4 + 8 * half;
-    const int head = w.kv_head * f.group + row % f.group, token = token0 + row / f.group;
+    const int own = args.Token(row), token = token0 + own;
+    const int head = w.kv_head * f.group + row - own * f.group;
     const RowEnd end = EndRow(total.r[half], total.l[half], f.sink, head);
 #pragma unroll
     for (int i = 0; i < kD / 4; ++i) {
@@ -441,7 +535,7 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
 #pragma unroll
   for (int i = thread; i < 64 * kD / 8; i += 128) {
     const int row = i / (kD / 8), column = i % (kD / 8);
-    const int token = token0 + row / f.group;
+    const int own = args.Token(row), token = token0 + own;
     if (row >= f.group * args.tokens_per_group || token >= rows_end) continue;
     uint32_t x[4];
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -449,8 +543,8 @@ __device__ __forceinline__ void Multiply(const PrefillArgs& args, const Work& w,
                  : "r"(q + (column / 8) * 8192 + row * 128 + ((column % 8) ^ (row % 8)) * 16)
                  : "memory");
     auto* to = static_cast<__nv_bfloat16*>(f.out) + (w.run.q_begin + token) * f.out_stride +
-               static_cast<int64_t>(w.kv_head * f.group + row % f.group) * kD + column * 8;
-    *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
+               static_cast<int64_t>(w.kv_head * f.group + row - own * f.group) * kD + column * 8;
+    StoreGlobal16(to, x);
   }
 }
 
@@ -481,13 +575,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first_position = static_cast<int>(w.run.position) + w.token0;
   w.last_key =
       min(first_position + cta_tokens, static_cast<int>(w.run.position + w.run.q_rows)) - 1;
-  w.first = f.window == 0 ? 0 : max(0, first_position - f.window + 1) / kTile;
-  w.last = w.last_key / kTile;
+  w.first = sm90::Uniform(f.window == 0 ? 0 : max(0, first_position - f.window + 1) / kTile);
+  w.last = sm90::Uniform(w.last_key / kTile);
   if (threadIdx.x == 0) {
     sm90::BarrierInit(barriers, 1);
     for (int i = 0; i < 2 * kStages; ++i) {
       sm90::BarrierInit(barriers + 8 + (i / kStages * 2 * kStages + i % kStages) * 8, 1);
-      sm90::BarrierInit(barriers + 8 + ((i / kStages * 2 + 1) * kStages + i % kStages) * 8, 2);
+      // K is freed by each warp, V by each warpgroup.
+      sm90::BarrierInit(barriers + 8 + ((i / kStages * 2 + 1) * kStages + i % kStages) * 8,
+                        i < kStages ? 8 : 2);
     }
     sm90::BarrierInitFence();
   }
@@ -506,7 +602,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <int kD>
 Status Launch(const Forward& f, int64_t kv_rows, int64_t blocks, StreamHandle stream) {
   using L = Layout<kD>;
-  PrefillArgs args{.f = f, .tokens_per_group = 64 / f.group, .box_rows = kTile};
+  PrefillArgs args{.f = f,
+                   .tokens_per_group = 64 / f.group,
+                   .box_rows = kTile,
+                   .group_inverse = (65536 + f.group - 1) / f.group};
   if (f.block_table != nullptr) args.box_rows = f.page_size < kTile ? f.page_size : kTile;
   CUtensorMap map_q, map_k, map_v;
   TARE_RETURN_IF_ERROR(cuda::MapHeads16(f.q, f.tokens, f.q_heads, kD, f.q_stride,

@@ -8,7 +8,8 @@
 // d[4j], d[4j+1] at row l / 4, columns 8j + 2(l % 4) and the next, and d[4j+2], d[4j+3] eight rows
 // below. A in registers: a[0] row l / 4, k 2(l % 4) and the next; a[1] eight rows below; a[2], a[3]
 // the same rows, k + 8. A chain starts from d = +0: cleared by the caller, or by StepClear as its
-// first step. kTransA and kTransB say that the operand lies MN-major.
+// first step, or by StepOnto (B MN-major) where `onto` is 0. kTransA and kTransB say that
+// the operand lies MN-major.
 
 #include <cstdint>
 
@@ -64,6 +65,14 @@ struct Wgmma;
                    ", " O1 ", " O2 ", " O3 "}, " O4 ", 1, 1, 1, " O5 ";"                          \
                    : OPERANDS                                                                     \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));           \
+    }                                                                                             \
+    __device__ __forceinline__ static void StepOnto(float (&d)[N / 2], const uint32_t* a,         \
+                                                    uint64_t b, int onto) {                       \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " O5                                         \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" TEXT        \
+                   "}, {" O0 ", " O1 ", " O2 ", " O3 "}, " O4 ", p, 1, 1, 1;\n}"                  \
+                   : OPERANDS                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(onto));              \
     }                                                                                             \
   };
 
