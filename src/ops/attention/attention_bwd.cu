@@ -2,12 +2,15 @@
 //
 // dK and dV: a CTA owns 128 keys for one query head and walks the rows that see them in blocks of
 // 64, ascending; its two warpgroups hold 64 keys each. The scores stand transposed, so that P and
-// dS are the matrix unit's A operand as they come out of its accumulator. The warpgroups take turns
-// at P and dS (hardware barriers 3 and 4), here and in dQ. The sums of one head go
-// to memory in f32 (after every cut of the contract); a second kernel adds the heads of a group in
-// order. dQ: a CTA owns 128 rows of one query head, its warpgroups 64 each, and walks the keys in
-// tiles of 128, ascending. P and dS are computed twice: once in each kernel. Nothing is added by
-// arrival.
+// dS are the matrix unit's A operand as they come out of its accumulator; dV's product runs while
+// dS is made. A warp beside the loading one brings the rows' lse2 and delta to shared memory. The
+// warpgroups take turns at P and dS (hardware barriers 3 and 4), here and in dQ. The sums of one
+// head go to memory in f32 (after every cut of the contract); a second kernel adds the heads of a
+// group in order. dQ: a CTA owns 128 rows of one query head, its warpgroups 64 each, and walks the
+// keys in tiles of 128, ascending. P and dS are computed twice: once in each kernel. Nothing is
+// added by arrival.
+
+#include <type_traits>
 
 #include "ops/attention/attention_gpu.cuh"
 #include "ops/cuda/descriptors.cuh"
@@ -23,6 +26,9 @@ constexpr int kThreads = 3 * 128;
 constexpr int kKeys = kBackwardKeys;
 constexpr int kRows = 64;      // rows of a step of dK and dV
 constexpr int kKeyStages = 4;  // of (Q, dO) in the kernel of dK and dV
+// Slots of the rows' lse2 and delta there: two rounds of stages. All threads read them, and free a
+// round at a time.
+constexpr int kValueSlots = 2 * kKeyStages;
 constexpr int kRowStages = 2;  // of K and of V in the kernel of dQ
 
 template <int kD>
@@ -36,9 +42,12 @@ struct Layout {
   static constexpr int kKeyStage = 2 * kRowTile;
   static constexpr int kRowStage = 2 * kKeyTile;
   static constexpr int kRowZero = kFixed + kRowStages * kRowStage;  // +0: kKeyTile of them
-  static constexpr int kKeyBarriers = kFixed + kKeyStages * kKeyStage;
+  static constexpr int kValueSlot = 2 * kRows * 4;                  // lse2, then delta
+  static constexpr int kValues = kFixed + kKeyStages * kKeyStage;
+  static constexpr int kKeyBarriers = kValues + kValueSlots * kValueSlot;
   static constexpr int kRowBarriers = kRowZero + kKeyTile;
-  static constexpr int kKeyBytes = 1024 + kKeyBarriers + (1 + 2 * kKeyStages) * 8;
+  static constexpr int kRoundBarriers = kKeyBarriers + (1 + 2 * kKeyStages) * 8;
+  static constexpr int kKeyBytes = 1024 + kRoundBarriers + 2 * 8;
   static constexpr int kRowBytes = 1024 + kRowBarriers + (1 + 4 * kRowStages) * 8;
   static_assert(kRowBytes <= 232448);
 };
@@ -131,6 +140,16 @@ struct Maps {
 
 // dK and dV -----------------------------------------------------------------------------------
 
+// The values of a quad's columns: 8j + 2q and the next of each 8.
+__device__ __forceinline__ void LoadValues(float (&v)[kRows / 4], uint32_t at) {
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j)
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v[2 * j]), "=f"(v[2 * j + 1])
+                 : "r"(at + 32 * j)
+                 : "memory");
+}
+
 template <int kD>
 __device__ __forceinline__ void KeySide(const Backward& b, const Run& run, int head, int key0,
                                         int row_end, uint32_t base, uint32_t barriers, int group) {
@@ -140,11 +159,8 @@ __device__ __forceinline__ void KeySide(const Backward& b, const Run& run, int h
   const int wg_key0 = key0 + 64 * group;
   const int own_key[2] = {wg_key0 + 16 * warp + lane / 4, wg_key0 + 16 * warp + lane / 4 + 8};
   const uint32_t k_at = base + group * 8192, v_at = k_at + L::kKeyTile;
-  // Of this quad's columns. Past the last row they are whatever follows in the workspace; those
-  // pairs are masked.
-  const int64_t row_values = static_cast<int64_t>(head) * b.tokens + run.q_begin + 2 * (lane % 4);
-  const float* lse2 = b.lse_t + row_values;
-  const float* delta = b.delta + row_values;
+  // Of this quad's columns.
+  const uint32_t values = base + L::kValues + 8 * (lane % 4);
   float dk[kD / 2], dv[kD / 2];
 #pragma unroll
   for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.0f;
@@ -172,6 +188,8 @@ __device__ __forceinline__ void KeySide(const Backward& b, const Run& run, int h
   const uint32_t own_turn = 3 + group, other_turn = 4 - group;
   const auto release = [&] {
     if (thread == 0) sm90::BarrierArrive(barriers + 8 + (kKeyStages + stage.slot) * 8);
+    if (stage.slot == kKeyStages - 1)
+      sm90::BarrierArrive(base + L::kRoundBarriers + 8 * stage.parity);
     stage.Next();
   };
   if (group == 1) sm90::NamedBarrierArrive(own_turn - 1, 256);
@@ -184,15 +202,13 @@ __device__ __forceinline__ void KeySide(const Backward& b, const Run& run, int h
     sm90::NamedBarrierArrive(other_turn, 256);
     release();
   }
-  for (; row0 < row_end; row0 += kRows) {
-    if (row0 % b.unit_rows == 0 && row0 != key0) {
-      store();
-#pragma unroll
-      for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.0f;
-    }
+  // One block of rows. Only those at the edges of what the warpgroup's keys see are masked.
+  const auto step = [&](auto masked) {
+    constexpr bool kMasked = decltype(masked)::value;
     const uint32_t q = base + L::kFixed + stage.slot * L::kKeyStage, go = q + L::kRowTile;
+    const uint32_t value = values + (stage.slot + kKeyStages * stage.parity) * L::kValueSlot;
     sm90::BarrierWait(barriers + 8 + stage.slot * 8, stage.parity);
-    if (rows - row0 < kRows) {
+    if (kMasked && rows - row0 < kRows) {
       ZeroRows<kD>(q, rows - row0, kRows, thread);
       ZeroRows<kD>(go, rows - row0, kRows, thread);
       sm90::FenceProxyAsync();
@@ -202,49 +218,87 @@ __device__ __forceinline__ void KeySide(const Backward& b, const Run& run, int h
     sm90::WgmmaFence();
     IssueProduct<kD, kRows>(s, k_at, kKeys, q);
     IssueProduct<kD, kRows>(dp, v_at, kKeys, go);
-#pragma unroll
-    for (int i = 0; i < kRows / 4; ++i) row_value[i] = __ldg(lse2 + row0 + 8 * (i / 2) + i % 2);
+    LoadValues(row_value, value);
     sm90::WgmmaWait<1>();
     sm90::PinRegisters(s);
     sm90::NamedBarrier(own_turn, 256);
-    const bool masked = row0 < wg_key0 + 63 || row0 + kRows > rows ||
-                        (b.window != 0 && row0 + kRows - 1 - b.window >= wg_key0);
-    const auto visible = [&](int half, int column) {
-      const int row = row0 + column, key = own_key[half];
-      return row < rows && key <= row && (b.window == 0 || key > row - b.window);
-    };
     const auto mask = [&] {
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
-        if (!visible(i / 2 % 2, 8 * (i / 4) + 2 * (lane % 4) + i % 2)) s[i] = 0.0f;
+        const int row = row0 + 8 * (i / 4) + 2 * (lane % 4) + i % 2, key = own_key[i / 2 % 2];
+        if (row >= rows || key > row || (b.window != 0 && key <= row - b.window)) s[i] = 0.0f;
       }
     };
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i)
       s[i] = FastProbability(s[i], b.c, row_value[i / 4 * 2 + i % 2]);
-    if (masked) mask();
-#pragma unroll
-    for (int i = 0; i < kRows / 4; ++i) row_value[i] = __ldg(delta + row0 + 8 * (i / 2) + i % 2);
+    if constexpr (kMasked) mask();
+    LoadValues(row_value, value + kRows * 4);
     uint32_t p[kRows / 16][4], ds[kRows / 16][4];
-    sm90::WgmmaWait<0>();
-    sm90::PinRegisters(dp);
     PackFragments<kRows>(s, p);
+    sm90::WgmmaFence();
+    IssueSum<kD, kRows>(dv, p, go);
+    sm90::WgmmaCommit();
+    sm90::WgmmaWait<1>();
+    sm90::PinRegisters(dp);
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i)
       s[i] = __fmul_rn(s[i], __fsub_rn(dp[i], row_value[i / 4 * 2 + i % 2]));
-    if (masked) mask();  // 0 * NaN is not 0
+    if constexpr (kMasked) mask();  // 0 * NaN is not 0
     PackFragments<kRows>(s, ds);
     sm90::NamedBarrierArrive(other_turn, 256);
     sm90::WgmmaFence();
-    IssueSum<kD, kRows>(dv, p, go);
     IssueSum<kD, kRows>(dk, ds, q);
     sm90::WgmmaCommit();
     sm90::WgmmaWait<0>();
     sm90::PinRegisters(dv);
     sm90::PinRegisters(dk);
     release();
+  };
+  const int plain = wg_key0 + kRows;
+  const int edge = min(rows, b.window == 0 ? rows : wg_key0 + b.window) - (kRows - 1);
+  // Unit by unit: with the store in the loop over rows, ptxas moves both sums to other registers
+  // and back in each of its turns.
+  do {
+    const int left = row_end - row0, unit = b.unit_rows - row0 % b.unit_rows;
+    const int unit_end = unit < left ? row0 + unit : row_end;
+    for (; row0 < min(unit_end, plain); row0 += kRows) step(std::true_type());
+    for (; row0 < min(unit_end, edge); row0 += kRows) step(std::false_type());
+    for (; row0 < unit_end; row0 += kRows) step(std::true_type());
+    store();
+#pragma unroll
+    for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.0f;
+  } while (row0 < row_end);
+}
+
+// What one warp does beside the copies: lse2 and delta of each block of rows.
+template <int kD>
+__device__ __forceinline__ void LoadRowValues(const Backward& b, const Run& run, int head, int key0,
+                                              int row_end, uint32_t base, uint32_t barriers) {
+  using L = Layout<kD>;
+  const int lane = static_cast<int>(threadIdx.x) % 32, rows = static_cast<int>(run.q_rows);
+  const int64_t first = static_cast<int64_t>(head) * b.tokens + run.q_begin;
+  Stage<kKeyStages> stage;
+  Stage<2> round;
+  stage.parity = round.parity = 1;  // every slot starts free
+  for (int row0 = key0; row0 < row_end; row0 += kRows) {
+    const uint32_t full = barriers + 8 + stage.slot * 8;
+    const uint32_t to = base + L::kValues + (stage.slot + kKeyStages * round.slot) * L::kValueSlot;
+    float v[4];  // past the last row: any number, those pairs are masked
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = row0 + lane + 32 * (i % 2);
+      v[i] = row < rows ? (i < 2 ? b.lse_t : b.delta)[first + row] : 0.0f;
+    }
+    sm90::BarrierWait(full + kKeyStages * 8, stage.parity);
+    if (stage.slot == 0) sm90::BarrierWait(base + L::kRoundBarriers + round.slot * 8, round.parity);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + (lane + 32 * i) * 4), "f"(v[i]) : "memory");
+    sm90::BarrierArrive(full);
+    stage.Next();
+    if (stage.slot == 0) round.Next();
   }
-  store();
 }
 
 template <int kD>
@@ -265,9 +319,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     sm90::BarrierInit(barriers, 1);
     for (int i = 0; i < kKeyStages; ++i) {
-      sm90::BarrierInit(barriers + 8 + i * 8, 1);
+      sm90::BarrierInit(barriers + 8 + i * 8, 1 + 32);  // the copies and the values
       sm90::BarrierInit(barriers + 8 + (kKeyStages + i) * 8, 2);
     }
+    for (int i = 0; i < 2; ++i) sm90::BarrierInit(base + L::kRoundBarriers + i * 8, 256);
     sm90::BarrierInitFence();
   }
   __syncthreads();
@@ -278,7 +333,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   sm90::RegistersDecrease<24>();
-  if (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) == 0 && sm90::ElectOne()) {
+  const int warp = sm90::Uniform(static_cast<int>(threadIdx.x) / 32);
+  if (warp == 1) {
+    LoadRowValues<kD>(b, run, head, key0, row_end, base, barriers);
+  } else if (warp == 0 && sm90::ElectOne()) {
     const int kv_head = head / b.group;
     sm90::BarrierArriveExpect(barriers, 2 * L::kKeyTile);
     for (int chunk = 0; chunk < L::kChunks; ++chunk) {
@@ -385,12 +443,13 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
   }
   // What ds is multiplied with: the tile before, at first a tile of +0, which adds nothing.
   uint32_t sum_k = base + L::kRowZero, sum_empty = 0;
-  for (int tile = first; tile <= last; ++tile) {
+  const auto step = [&](int tile, auto masked) {
+    constexpr bool kMasked = decltype(masked)::value;
     const int key0 = tile * kKeys;
     const uint32_t k = base + L::kFixed + stage.slot * L::kRowStage, v = k + L::kKeyTile;
     const uint32_t k_full = barriers + 8 + stage.slot * 32, v_full = k_full + 16;
     sm90::BarrierWait(k_full, stage.parity);
-    if (rows - key0 < kKeys) {
+    if (kMasked && rows - key0 < kKeys) {
       ZeroRows<kD>(k, rows - key0, kKeys, thread);
       sm90::FenceProxyAsync();
       sm90::NamedBarrier(1 + group, 128);
@@ -416,7 +475,7 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
     if (thread == 0) sm90::BarrierArrive(v_full + 8);
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) s[i] = __fmul_rn(s[i], __fsub_rn(dp[i], delta[i / 2 % 2]));
-    if (key0 + kKeys - 1 > wg_row0 || (b.window != 0 && wg_row0 + 63 - b.window >= key0)) {
+    if constexpr (kMasked) {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) {
         const int row = own_row[i / 2 % 2], key = key0 + 8 * (i / 4) + 2 * (lane % 4) + i % 2;
@@ -428,7 +487,14 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
     sum_k = k;
     sum_empty = k_full + 8;
     stage.Next();
-  }
+  };
+  // Tiles that some row of the warpgroup does not see whole: at the window's edge and at the end.
+  const int plain = b.window == 0 ? first : max(first, (wg_row0 + 63 - b.window + kKeys) / kKeys);
+  const int edge = (wg_row0 + 1) / kKeys;
+  int tile = first;
+  for (; tile <= last && tile < plain; ++tile) step(tile, std::true_type());
+  for (; tile < edge; ++tile) step(tile, std::false_type());
+  for (; tile <= last; ++tile) step(tile, std::true_type());
   sm90::WgmmaFence();
   IssueSum<kD, kKeys>(dq, ds, sum_k);
   sm90::WgmmaCommit();
@@ -456,7 +522,7 @@ __device__ __forceinline__ void RowSide(const Backward& b, const Run& run, int h
                  : "memory");
     auto* to = static_cast<__nv_bfloat16*>(b.dq) + (run.q_begin + wg_row0 + row) * b.dq_stride +
                static_cast<int64_t>(head) * kD + column * 8;
-    *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
+    StoreGlobal16(to, x);
   }
 }
 
