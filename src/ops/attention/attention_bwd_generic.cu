@@ -202,7 +202,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One warp a row and head.
+constexpr int kDeltaRows = 8;  // of one head, a warp
+
+// One warp kDeltaRows rows of one head: their loads are under way together.
 template <DType kDType>
 __global__ void __launch_bounds__(kThreads)
     attention_delta_kernel(const __grid_constant__ Backward b) {
@@ -212,19 +214,29 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t pad = static_cast<int64_t>(b.tokens) * b.q_heads + threadIdx.x;
     b.delta[pad] = b.lse_t[pad] = 0.0f;
   }
-  if (item >= static_cast<int64_t>(b.tokens) * b.q_heads) return;
-  const int64_t row = item / b.q_heads, head = item % b.q_heads;
-  float sum = 0.0f;
+  const int64_t row0 = item / b.q_heads * kDeltaRows, head = item % b.q_heads;
+  if (row0 >= b.tokens) return;
+  float sum[kDeltaRows] = {};
   for (int x = lane; x < d; x += 32) {
-    sum = __fmaf_rn(LoadElement<kDType>(b.dout, row * b.dout_stride + head * d + x),
-                    LoadElement<kDType>(b.out, row * b.out_stride + head * d + x), sum);
-  }
 #pragma unroll
-  for (int half = 16; half > 0; half /= 2)
-    sum = __fadd_rn(sum, __shfl_down_sync(0xffffffff, sum, half));
-  if (lane == 0) {
-    b.delta[head * b.tokens + row] = sum;
-    b.lse_t[head * b.tokens + row] = b.lse2[item];
+    for (int i = 0; i < kDeltaRows; ++i) {
+      const int64_t row = min(row0 + i, static_cast<int64_t>(b.tokens) - 1);
+      sum[i] = __fmaf_rn(LoadElement<kDType>(b.dout, row * b.dout_stride + head * d + x),
+                         LoadElement<kDType>(b.out, row * b.out_stride + head * d + x), sum[i]);
+    }
+  }
+  float own = 0.0f;  // of row `lane`
+#pragma unroll
+  for (int i = 0; i < kDeltaRows; ++i) {
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2)
+      sum[i] = __fadd_rn(sum[i], __shfl_down_sync(0xffffffff, sum[i], half));
+    const float total = __shfl_sync(0xffffffff, sum[i], 0);
+    if (lane == i) own = total;
+  }
+  if (lane < kDeltaRows && row0 + lane < b.tokens) {
+    b.delta[head * b.tokens + row0 + lane] = own;
+    b.lse_t[head * b.tokens + row0 + lane] = b.lse2[(row0 + lane) * b.q_heads + head];
   }
 }
 
@@ -269,7 +281,7 @@ Status LaunchBackwardGeneric(const Backward& b, DType dtype, bool sm90, int64_t 
 }
 
 Status LaunchDelta(const Backward& b, DType dtype, StreamHandle stream) {
-  const int64_t items = static_cast<int64_t>(b.tokens) * b.q_heads;
+  const int64_t items = (static_cast<int64_t>(b.tokens) + kDeltaRows - 1) / kDeltaRows * b.q_heads;
   const auto blocks = static_cast<unsigned>((items + kThreads / 32 - 1) / (kThreads / 32));
   return ForStep(dtype, false, [&]<DType kDType, bool kSm90>() -> Status {
     attention_delta_kernel<kDType><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(b);
