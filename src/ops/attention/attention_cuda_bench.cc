@@ -86,12 +86,13 @@ struct Point {
   std::string kind;  // prefill, decode or backward
   int64_t batch = 1, n = 0;
   int64_t kv_tile = 128, kv_split = 0;  // 0: the default
+  float scale = 1.0f;                   // of the scores, beside 1 / sqrt(d)
 };
 
 Params ParamsOf(const Point& point) {
   Params p;
   p.q_heads = 32, p.kv_heads = 8, p.head_dim = 128;
-  p.scale = 1.0f / std::sqrt(128.0f);
+  p.scale = point.scale / std::sqrt(128.0f);
   p.kv_tile = point.kv_tile;
   if (point.kv_split != 0) p.kv_split = point.kv_split;
   return p;
@@ -245,13 +246,15 @@ Status Serve(Bench& bench) {
   return Ok();
 }
 
-// Every Hopper kernel at lengths around its tiles; a prefill twice, with equal bits.
+// Every Hopper kernel at lengths around its tiles; a prefill twice, with equal bits, every other
+// one with scores whose references move.
 Status Bits(Bench& bench) {
   int64_t differ = 0, compared = 0;
-  for (const int64_t n : {1, 100, 128, 300, 513, 640}) {
+  for (const int64_t n : {1, 100, 128, 300, 513, 640, 813}) {
     Ready prefill, again;
+    const Point point{.kind = "prefill", .n = n, .scale = n % 2 == 0 ? 1.0f : 16.0f};
     for (Ready* r : {&prefill, &again}) {
-      TARE_RETURN_IF_ERROR(Prepare({"prefill", 1, n}, bench.stream(), *r));
+      TARE_RETURN_IF_ERROR(Prepare(point, bench.stream(), *r));
       TARE_RETURN_IF_ERROR(r->call());
     }
     Ready decode, backward;
