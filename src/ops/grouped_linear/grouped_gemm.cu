@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), 1)
 #pragma unroll
       for (int j = 0; j < kCount; ++j) acc[i][j] = 0.0f;
     }
-    linear::gpu::AddRun<kC, kBlocks, 0>(acc, length, stages_at, a_offset, full, empty, ring, thread,
-                                        1 + group, [] {});
+    linear::gpu::AddRun<kC, kBlocks>(acc, length, stages_at, a_offset, full, empty, ring, thread);
     GemmArgs mine = args;
     mine.m = experts.row[place.expert + 1];  // rows behind it are the next expert's
 #pragma unroll

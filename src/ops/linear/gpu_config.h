@@ -17,7 +17,7 @@ enum class Chains : uint8_t { kTree, kUnits };
 
 struct GemmConfig {
   int bm = 128;          // rows of a in a tile, a multiple of 64 * consumers
-  int bn = 256;          // rows of b in a tile: 16, 32, 48, 64, 96, 128, 192 or 256
+  int bn = 256;          // rows of b in a tile: 16, 32, 48, 64, 96, 128, 176, 192 or 256
   int bk = 64;           // k of a stage, a multiple of 64
   int stages = 4;        // of the ring in shared memory
   int consumers = 2;     // warpgroups that multiply: 1 or 2
@@ -29,13 +29,19 @@ struct GemmConfig {
   // kTree: log2 of the most chains. kUnits: 1 keeps the f32 output of the tile in registers from
   // its first chain to its last, 0 goes through memory for every chain.
   int levels = 0;
+  bool ordered = false;  // kUnits: the warpgroups take turns at the matrix unit
+  int park = 0;          // kUnits, levels 0: sums of a thread that wait in shared memory
   bool staged = true;  // bf16 output through shared memory and the copy engine; bn a multiple of 64
 
   TARE_HD constexpr int threads() const { return 128 * (consumers + 1); }
   TARE_HD constexpr int a_bytes() const { return bm * bk * 2; }
-  TARE_HD constexpr int b_bytes() const { return bn * bk * 2; }
+  TARE_HD constexpr int b_bytes() const { return b_columns() * bk * 2; }
+  // Rows of b that a stage holds: MN-major, whole boxes of 64.
+  TARE_HD constexpr int b_columns() const { return trans_b ? (bn + 63) / 64 * 64 : bn; }
   TARE_HD constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
-  TARE_HD constexpr int epilogue_bytes() const { return staged ? consumers * 2 * 8192 : 0; }
+  TARE_HD constexpr int epilogue_bytes() const {
+    return staged ? consumers * 2 * 8192 : park * consumers * 128 * 4;
+  }
   // Dynamic shared memory: stages and staging from a multiple of 1,024, then the barriers.
   TARE_HD constexpr int shared_bytes() const {
     return 1024 + stages * stage_bytes() + epilogue_bytes() + stages * 16;
@@ -75,16 +81,25 @@ struct GemmArgs {
   bool bias_f32;
 };
 
+// Rows of a box of an operand of dW: all of a stage, or one CTA's part where they are cut among
+// `parts` CTAs that cannot share its chunks of 64 columns evenly.
+constexpr int GradientBoxRows(const GemmConfig& c, int columns, int parts) {
+  return columns / 64 % parts == 0 ? c.bk : c.bk / parts;
+}
+
 constexpr int kSharedLimit = 232448;  // bytes a Hopper CTA may ask for
 
 constexpr bool Valid(const GemmConfig& c) {
+  // dW holds b in whole boxes and cuts what a cluster shares by rows where chunks do not do.
+  const bool units = c.chains == Chains::kUnits;
   return c.bm % (64 * c.consumers) == 0 && c.bk % 64 == 0 && c.shared_bytes() <= kSharedLimit &&
          (c.consumers == 1 || c.consumers == 2) &&
          c.accumulators() <= (c.consumers == 1 ? 208 : 192) && (!c.staged || c.bn % 64 == 0) &&
-         (!c.trans_a || c.bm % 64 == 0) && (!c.trans_b || c.bn % 64 == 0) && c.cluster() <= 4 &&
-         (c.cluster_m == 1 || c.cluster_n == 1) &&
-         (c.trans_a ? c.bm / 64 : c.bm / 8) % c.cluster_n == 0 &&
-         (c.trans_b ? c.bn / 64 : c.bn / 8) % c.cluster_m == 0;
+         (!c.trans_a || c.bm % 64 == 0) && (!c.trans_b || units || c.bn % 64 == 0) &&
+         c.cluster() <= 4 && (c.cluster_m == 1 || c.cluster_n == 1) &&
+         (units || (c.trans_a ? c.bm / 64 : c.bm / 8) % c.cluster_n == 0) &&
+         (units || (c.trans_b ? c.bn / 64 : c.bn / 8) % c.cluster_m == 0) &&
+         (units || (!c.ordered && c.park == 0)) && c.park % 8 == 0 && c.park <= c.bn / 4;
 }
 
 // Forward, one chain or more: a = x [M, K], b = W [N, K].
@@ -124,7 +139,8 @@ inline constexpr GemmConfig kDxConfigs[] = {
     {.bm = 128, .bn = 64, .bk = 64, .stages = 8, .cluster_n = 2, .trans_b = true, .levels = 3},
 };
 
-// dW: a = dY [T, N], b = X [T, K], both read with the token as k.
+// dW: a = dY [T, N], b = X [T, K], both read with the token as k. Long units go through memory, for
+// short ones the gradient of the tile stays in registers.
 inline constexpr GemmConfig kDwConfigs[] = {
     {.bm = 128,
      .bn = 256,
@@ -134,15 +150,30 @@ inline constexpr GemmConfig kDwConfigs[] = {
      .trans_a = true,
      .trans_b = true,
      .chains = Chains::kUnits,
+     .ordered = true,
+     .park = 32,
      .staged = false},
     {.bm = 128,
      .bn = 192,
      .bk = 64,
      .stages = 5,
+     .cluster_m = 1,
      .trans_a = true,
      .trans_b = true,
      .chains = Chains::kUnits,
      .levels = 1,
+     .ordered = true,
+     .staged = false},
+    {.bm = 128,
+     .bn = 176,
+     .bk = 64,
+     .stages = 5,
+     .cluster_m = 2,
+     .trans_a = true,
+     .trans_b = true,
+     .chains = Chains::kUnits,
+     .levels = 1,
+     .ordered = true,
      .staged = false},
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The Hopper contraction kernel under linear forward, dX and dW: persistent, warp-specialised,
-// d[i, j] = sum_k a[i, k] * b[j, k] in the sm90-mma arithmetic.
+// The Hopper contraction kernel under linear forward and dX, persistent, warp-specialised:
+// d[i, j] = sum_k a[i, k] * b[j, k] in the sm90-mma arithmetic. dW's is in gpu_gradient.cuh.
 //
 // What fixes the bits: every output element has one f32 accumulator that takes the groups of 16 k
 // of a chain in ascending order, starting from +0 (Wgmma::Step). Nothing else of GemmConfig can
@@ -13,7 +13,7 @@
 //
 // A chain is one run of k, or `parts` runs one after the other (the segment-major k of a fused
 // weight's dX); a run may start anywhere. A group that runs past the end of the tensor reads +0
-// there; with Chains::kUnits the end of any run is padded with +0 whatever lies behind it.
+// there.
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -116,26 +116,6 @@ __device__ __forceinline__ void Release(uint32_t empty, int thread) {
   }
 }
 
-// Writes +0 over the rows of k from `first` to the end of its group of 16 in a stage whose operands
-// both lie MN-major. Every consumer warpgroup does so for its own rows of a and all of b; two of
-// them write the same zeros. Eight threads a row of 128 bytes, 16 rows at once.
-template <GemmConfig kC, int kBlocks>
-__device__ __forceinline__ void ZeroTail(uint32_t a, uint32_t b, int first, int thread,
-                                         uint32_t barrier) {
-  const int row = first / 16 * 16 + thread / 8;
-  if (row >= first) {
-    const uint32_t at = row * 128 + thread % 8 * 16;
-#pragma unroll
-    for (int chunk = 0; chunk < kBlocks + kC.bn / 64; ++chunk) {
-      const uint32_t base =
-          chunk < kBlocks ? a + chunk * (kC.bk * 128) : b + (chunk - kBlocks) * (kC.bk * 128);
-      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(base + at), "r"(0) : "memory");
-    }
-  }
-  sm90::FenceProxyAsync();
-  sm90::NamedBarrier(barrier, 128);
-}
-
 // The last, shorter stage of a run: `steps` groups (1 to kMost), all in flight at once.
 template <GemmConfig kC, int kBlocks, int kMost>
 __device__ __forceinline__ void AddTail(float (&acc)[kBlocks][kC.bn / 2], uint32_t a, uint32_t b,
@@ -153,43 +133,30 @@ __device__ __forceinline__ void AddTail(float (&acc)[kBlocks][kC.bn / 2], uint32
   sm90::WgmmaWait<0>();
 }
 
-// One run: adds the products of `length` k to acc. Leaves no matrix instruction in flight;
-// `meanwhile` is called once while kEarly stages or fewer are still to come: what it asks of memory
-// is there when they are done.
-template <GemmConfig kC, int kBlocks, int kEarly, typename Meanwhile>
+// One run: adds the products of `length` k to acc. Leaves no matrix instruction in flight.
+template <GemmConfig kC, int kBlocks>
 __device__ __forceinline__ void AddRun(float (&acc)[kBlocks][kC.bn / 2], int length,
                                        uint32_t stages_at, uint32_t a_offset, uint32_t full,
-                                       uint32_t empty, Ring<kC.stages>& ring, int thread,
-                                       uint32_t barrier, const Meanwhile& meanwhile) {
+                                       uint32_t empty, Ring<kC.stages>& ring, int thread) {
   constexpr int kSteps = kC.bk / 16;
   const int blocks = length / kC.bk;
   const int rest = length - blocks * kC.bk;
   uint32_t previous = 0;
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) sm90::PinRegisters(acc[i]);
-  const auto whole_stages = [&](int first, int end) {
-    for (int block = first; block < end; ++block) {
-      sm90::BarrierWait(full + ring.slot * 8, ring.parity);
-      const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
-      sm90::WgmmaFence();
+  for (int block = 0; block < blocks; ++block) {
+    sm90::BarrierWait(full + ring.slot * 8, ring.parity);
+    const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
+    sm90::WgmmaFence();
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        GroupStep<kC, kBlocks>(acc, stage + a_offset, stage + kC.a_bytes(), step);
-      }
-      sm90::WgmmaCommit();
-      sm90::WgmmaWait<1>();  // one stage of instructions stays in flight; the one before is free
-      if (block > 0) Release<kC>(empty + previous * 8, thread);
-      previous = ring.slot;
-      ring.Next();
+    for (int step = 0; step < kSteps; ++step) {
+      GroupStep<kC, kBlocks>(acc, stage + a_offset, stage + kC.a_bytes(), step);
     }
-  };
-  if constexpr (kEarly > 0) {
-    const int early = max(0, blocks - kEarly);
-    whole_stages(0, early);
-    meanwhile();
-    whole_stages(early, blocks);
-  } else {
-    whole_stages(0, blocks);
+    sm90::WgmmaCommit();
+    sm90::WgmmaWait<1>();  // one stage of instructions stays in flight; the one before is free
+    if (block > 0) Release<kC>(empty + previous * 8, thread);
+    previous = ring.slot;
+    ring.Next();
   }
   if (rest == 0) {
     sm90::WgmmaWait<0>();
@@ -200,10 +167,6 @@ __device__ __forceinline__ void AddRun(float (&acc)[kBlocks][kC.bn / 2], int len
   }
   sm90::BarrierWait(full + ring.slot * 8, ring.parity);
   const uint32_t stage = stages_at + ring.slot * kC.stage_bytes();
-  if constexpr (kC.chains == Chains::kUnits) {
-    if (rest % 16 != 0)
-      ZeroTail<kC, kBlocks>(stage + a_offset, stage + kC.a_bytes(), rest, thread, barrier);
-  }
   AddTail<kC, kBlocks, kSteps>(acc, stage + a_offset, stage + kC.a_bytes(), (rest + 15) / 16);
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) sm90::PinRegisters(acc[i]);
@@ -318,61 +281,6 @@ __device__ __forceinline__ void StoreStaged(const GemmArgs& args, const CUtensor
   }
 }
 
-// The f32 output tile in the layout of the accumulator fragment.
-template <int kCount>
-__device__ __forceinline__ void LoadMain(const GemmArgs& args, float (&main)[kCount], int row0,
-                                         int column0, int lane) {
-  const bool pairs = args.pairs;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row0 + lane / 4 + 8 * half;
-    const float* y = static_cast<const float*>(args.y) + row * args.y_stride;
-#pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-      const int column = column0 + 8 * j + 2 * (lane % 4);
-      float2 value = {0.0f, 0.0f};
-      if (row < args.m && column < args.n) {
-        if (pairs) {
-          value = *reinterpret_cast<const float2*>(y + column);
-        } else {
-          value.x = y[column];
-          if (column + 1 < args.n) value.y = y[column + 1];
-        }
-      }
-      main[4 * j + 2 * half] = value.x;
-      main[4 * j + 2 * half + 1] = value.y;
-    }
-  }
-}
-
-// main[i, j] = main[i, j] + acc in memory, one nearest-even add. Loads go ahead of the adds in
-// batches of columns, two of them before the first is added: the compiler must assume that a store
-// could hit a later load. Those two can be asked for (Ask) while products are under way.
-template <int kCount>
-struct MainSum {
-  static constexpr int kBatch = kCount / 4 < 8 ? kCount / 4 : 8;  // blocks of 8 columns
-  static constexpr int kBatches = kCount / 4 / kBatch;
-  static_assert(kCount / 4 % kBatch == 0);
-  float main[2][4 * kBatch];
-
-  __device__ __forceinline__ void Ask(const GemmArgs& args, int row0, int column0, int lane) {
-    LoadMain(args, main[0], row0, column0, lane);
-    if constexpr (kBatches > 1) LoadMain(args, main[1], row0, column0 + 8 * kBatch, lane);
-  }
-  __device__ __forceinline__ void Add(const GemmArgs& args, const float (&acc)[kCount], int row0,
-                                      int column0, int lane) {
-#pragma unroll
-    for (int b = 0; b < kBatches; ++b) {
-      float sum[4 * kBatch];
-#pragma unroll
-      for (int i = 0; i < 4 * kBatch; ++i)
-        sum[i] = __fadd_rn(main[b % 2][i], acc[4 * kBatch * b + i]);
-      if (b + 2 < kBatches) LoadMain(args, main[b % 2], row0, column0 + 8 * kBatch * (b + 2), lane);
-      StoreDirect(args, sum, row0, column0 + 8 * kBatch * b, lane);
-    }
-  }
-};
-
 // The kernel ---------------------------------------------------------------------------------
 
 // Runs in one thread.
@@ -428,9 +336,6 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
   uint32_t turn = 0;
   float acc[kBlocks][kCount];
   float saved[kC.levels > 0 ? kC.levels : 1][kBlocks][kCount];
-  constexpr bool kSums = kC.chains == Chains::kUnits && kC.levels == 0;
-  MainSum<kSums ? kCount : 4> sum;
-  constexpr int kEarly = 6;  // stages of about 0.6 us
   for (int tile = first_tile; tile < args.tiles_m * args.tiles_n; tile += stride) {
     const int2 origin = TileOrigin<kC>(args, tile, rank);
     const int row0 = origin.x + group * kBlocks * 64;
@@ -441,33 +346,11 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
 #pragma unroll
         for (int j = 0; j < kCount; ++j) acc[i][j] = 0.0f;
       }
-      const int parts = kC.chains == Chains::kUnits ? 1 : args.parts;
-      for (int part = 0; part < parts; ++part) {
-        const Run run = RunAt(args, runs, chain * parts + part);
-        // What the sum is added to comes while the last products are under way.
-        AddRun<kC, kBlocks, kC.chains == Chains::kUnits ? kEarly : 0>(
-            acc, run.length, stages_at, a_offset, full, empty, ring, thread, 1 + group, [&] {
-              if constexpr (kSums) {
-                sum.Ask(args, warp_row0, origin.y, lane);
-              } else if (chain == 0) {
-#pragma unroll
-                for (int i = 0; i < kBlocks; ++i)
-                  LoadMain(args, saved[0][i], warp_row0 + 64 * i, origin.y, lane);
-              }
-            });
+      for (int part = 0; part < args.parts; ++part) {
+        const Run run = RunAt(args, runs, chain * args.parts + part);
+        AddRun<kC, kBlocks>(acc, run.length, stages_at, a_offset, full, empty, ring, thread);
       }
-      if constexpr (kC.chains == Chains::kUnits) {
-        // One nearest-even add into the main gradient for each unit, in order.
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i) {
-          if constexpr (kC.levels == 1) {
-            AddInto(saved[0][i], acc[i]);
-          } else {
-            if (i > 0) sum.Ask(args, warp_row0 + 64 * i, origin.y, lane);
-            sum.Add(args, acc[i], warp_row0 + 64 * i, origin.y, lane);
-          }
-        }
-      } else if constexpr (kC.levels > 0) {
+      if constexpr (kC.levels > 0) {
         // A binary counter: a finished pair moves one level up.
         if (args.chains > 1) {
           bool open = true;
@@ -488,24 +371,17 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
         }
       }
     }
-    if constexpr (kC.chains == Chains::kUnits && kC.levels == 1) {
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i)
-        StoreDirect(args, saved[0][i], warp_row0 + 64 * i, origin.y, lane);
-    }
-    if constexpr (kC.chains == Chains::kTree) {
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        if (args.bias != nullptr) AddBias(args, acc[i], origin.y, lane);
-        if constexpr (kC.staged) {
-          if (args.out_tma) {
-            StoreStaged(args, map_y, acc[i], row0 + 64 * i, origin.y, buffers, turn, 1 + group,
-                        thread);
-            continue;
-          }
+    for (int i = 0; i < kBlocks; ++i) {
+      if (args.bias != nullptr) AddBias(args, acc[i], origin.y, lane);
+      if constexpr (kC.staged) {
+        if (args.out_tma) {
+          StoreStaged(args, map_y, acc[i], row0 + 64 * i, origin.y, buffers, turn, 1 + group,
+                      thread);
+          continue;
         }
-        StoreDirect(args, acc[i], warp_row0 + 64 * i, origin.y, lane);
       }
+      StoreDirect(args, acc[i], warp_row0 + 64 * i, origin.y, lane);
     }
   }
   if constexpr (kC.staged) {

@@ -1,4 +1,4 @@
-// The Hopper kernels of dX and dW, one for each entry of kDxConfigs and kDwConfigs.
+// The Hopper kernels of dX, one for each entry of kDxConfigs.
 
 #include <array>
 #include <iterator>
@@ -14,10 +14,6 @@ template <int kIndex>
 struct Dx {
   static constexpr GemmConfig kConfig = kDxConfigs[kIndex];
 };
-template <int kIndex>
-struct Dw {
-  static constexpr GemmConfig kConfig = kDwConfigs[kIndex];
-};
 
 template <template <int> class Tag, int... kIndex>
 std::array<const void*, sizeof...(kIndex)> Kernels(std::integer_sequence<int, kIndex...>) {
@@ -28,11 +24,6 @@ std::array<const void*, sizeof...(kIndex)> Kernels(std::integer_sequence<int, kI
 
 const void* DxKernel(int config) {
   static const auto kernels = Kernels<Dx>(std::make_integer_sequence<int, std::size(kDxConfigs)>());
-  return kernels.at(config);
-}
-
-const void* DwKernel(int config) {
-  static const auto kernels = Kernels<Dw>(std::make_integer_sequence<int, std::size(kDwConfigs)>());
   return kernels.at(config);
 }
 

@@ -76,7 +76,7 @@ Status RunContraction(const Contraction& c, StreamHandle stream, LaunchTrace* tr
 // all tokens. kUnsupported for what it does not take: other dtypes, strides, a bias, segments.
 Status LaunchNative(const Contraction& c, StreamHandle stream, LaunchTrace* trace);
 
-// Kernels by index, linear_fwd.cu and linear_bwd.cu.
+// Kernels by index: linear.cu, linear_bwd.cu, linear_dw.cu.
 const void* ForwardKernel(int config);
 const void* DxKernel(int config);
 const void* DwKernel(int config);

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "ops/cuda/tensor_map.h"
+#include "ops/linear/gpu_gradient.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/trace.h"
 #include "tensor/cuda_status.h"
@@ -79,64 +80,43 @@ Result<int> ActiveCtas(const Schedule& schedule, const void* kernel) {
 
 int CeilDiv(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-Status LaunchRuns(const Contraction& c, const Schedule& schedule, StreamHandle stream,
-                  const Run* runs, int chains) {
+// Whether columns 2j and 2j + 1 of y may be written as one aligned word.
+bool Pairs(const Contraction& c) {
+  const int64_t pair_bytes = c.y_dtype == DType::kF32 ? 8 : 4;
+  return c.n % 2 == 0 && c.y_stride % 2 == 0 && reinterpret_cast<uintptr_t>(c.y) % pair_bytes == 0;
+}
+
+// What the kernels of all passes are told.
+GemmArgs ArgsOf(const Contraction& c, const Schedule& schedule, int chains) {
   const GemmConfig& config = schedule.gemm();
-  const int cluster_a = config.cluster_n;
-  const int cluster_b = config.cluster_m;
   GemmArgs args = {};
   args.m = static_cast<int>(c.m);
   args.n = static_cast<int>(c.n);
   // Sharing b means that the CTAs of a cluster sit above each other, sharing a that they sit
   // abreast.
-  args.tiles_m = CeilDiv(c.m, int64_t{config.bm} * cluster_b);
-  args.tiles_n = CeilDiv(c.n, int64_t{config.bn} * cluster_a);
+  args.tiles_m = CeilDiv(c.m, int64_t{config.bm} * config.cluster_m);
+  args.tiles_n = CeilDiv(c.n, int64_t{config.bn} * config.cluster_n);
   args.group_m = std::clamp(schedule.group_m, 1, args.tiles_m);
   args.chains = chains;
   args.parts = c.parts;
-  args.chain_length = runs[0].length;
+  args.chain_length = c.runs[0].length;
   args.a_rows = config.bm;
-  if (!config.trans_a) {
-    const int64_t step = 8 * cluster_a;
-    args.a_rows = static_cast<int>(std::min<int64_t>(config.bm, (c.m + step - 1) / step * step));
-  }
   args.out_f32 = c.y_dtype == DType::kF32;
-  const int64_t pair_bytes = args.out_f32 ? 8 : 4;
-  args.pairs =
-      c.n % 2 == 0 && c.y_stride % 2 == 0 && reinterpret_cast<uintptr_t>(c.y) % pair_bytes == 0;
-  args.out_tma = config.staged && !args.out_f32 && cuda::CanMap(c.y, c.m, c.n, c.y_stride);
+  args.pairs = Pairs(c);
   args.y = c.y;
   args.y_stride = c.y_stride;
   args.bias = c.bias;
   args.bias_f32 = c.bias_dtype == DType::kF32;
+  return args;
+}
 
-  CUtensorMap map_a = {}, map_b = {}, map_y = {};
-  if (config.trans_a) {
-    TARE_RETURN_IF_ERROR(cuda::MapMatrix16(c.a, c.k, c.m, c.a_stride, config.bk, &map_a));
-  } else {
-    TARE_RETURN_IF_ERROR(
-        cuda::MapMatrix16(c.a, c.m, c.k, c.a_stride, args.a_rows / cluster_a, &map_a));
-  }
-  if (config.trans_b) {
-    TARE_RETURN_IF_ERROR(cuda::MapMatrix16(c.b, c.k, c.n, c.b_stride, config.bk, &map_b));
-  } else {
-    TARE_RETURN_IF_ERROR(
-        cuda::MapMatrix16(c.b, c.n, c.k, c.b_stride, config.bn / cluster_b, &map_b));
-  }
-  if (args.out_tma) {
-    TARE_RETURN_IF_ERROR(cuda::MapMatrix16(c.y, c.m, c.n, c.y_stride, 64, &map_y));
-  }
-
+Status LaunchKernel(const Schedule& schedule, const GemmArgs& args, void** parameters,
+                    StreamHandle stream) {
+  const GemmConfig& config = schedule.gemm();
   const void* kernel = KernelOf(schedule);
   TARE_ASSIGN_OR_RETURN(const int active, ActiveCtas(schedule, kernel));
   const int64_t clusters =
       std::min<int64_t>(active / config.cluster(), int64_t{args.tiles_m} * args.tiles_n);
-  GemmRuns all_runs;
-  NoRuns no_runs;
-  const bool with_runs = schedule.pass != Pass::kForward;
-  if (with_runs) std::copy_n(runs, chains * c.parts, all_runs.runs);
-  void* parameters[] = {&map_a, &map_b, &map_y, &args,
-                        with_runs ? static_cast<void*>(&all_runs) : static_cast<void*>(&no_runs)};
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(config.cluster()), 1, 1};
@@ -149,6 +129,56 @@ Status LaunchRuns(const Contraction& c, const Schedule& schedule, StreamHandle s
   launch.numAttrs = config.cluster() > 1 ? 1 : 0;
   TARE_CUDA_RETURN_IF_ERROR(cudaLaunchKernelExC(&launch, kernel, parameters));
   return Ok();
+}
+
+// kForward, kDx.
+Status LaunchChains(const Contraction& c, const Schedule& schedule, StreamHandle stream) {
+  const GemmConfig& config = schedule.gemm();
+  const int cluster_a = config.cluster_n;
+  const int cluster_b = config.cluster_m;
+  const int chains = c.chains();
+  GemmArgs args = ArgsOf(c, schedule, chains);
+  const int64_t step = 8 * cluster_a;
+  args.a_rows = static_cast<int>(std::min<int64_t>(config.bm, (c.m + step - 1) / step * step));
+  args.out_tma = config.staged && !args.out_f32 && cuda::CanMap(c.y, c.m, c.n, c.y_stride);
+  CUtensorMap map_a = {}, map_b = {}, map_y = {};
+  TARE_RETURN_IF_ERROR(
+      cuda::MapMatrix16(c.a, c.m, c.k, c.a_stride, args.a_rows / cluster_a, &map_a));
+  if (config.trans_b) {
+    TARE_RETURN_IF_ERROR(cuda::MapMatrix16(c.b, c.k, c.n, c.b_stride, config.bk, &map_b));
+  } else {
+    TARE_RETURN_IF_ERROR(
+        cuda::MapMatrix16(c.b, c.n, c.k, c.b_stride, config.bn / cluster_b, &map_b));
+  }
+  if (args.out_tma) {
+    TARE_RETURN_IF_ERROR(cuda::MapMatrix16(c.y, c.m, c.n, c.y_stride, 64, &map_y));
+  }
+  GemmRuns all_runs;
+  NoRuns no_runs;
+  const bool with_runs = schedule.pass != Pass::kForward;
+  if (with_runs) std::copy_n(c.runs.data(), chains * c.parts, all_runs.runs);
+  void* parameters[] = {&map_a, &map_b, &map_y, &args,
+                        with_runs ? static_cast<void*>(&all_runs) : static_cast<void*>(&no_runs)};
+  return LaunchKernel(schedule, args, parameters, stream);
+}
+
+// kDw: `count` units from `first` on.
+Status LaunchUnits(const Contraction& c, const Schedule& schedule, int first, int count,
+                   StreamHandle stream) {
+  const GemmConfig& config = schedule.gemm();
+  GemmArgs args = ArgsOf(c, schedule, count);
+  GradientMaps maps = {};
+  TARE_RETURN_IF_ERROR(cuda::MapMatrix16(
+      c.a, c.k, c.m, c.a_stride, GradientBoxRows(config, config.bm, config.cluster_n), &maps.a));
+  TARE_RETURN_IF_ERROR(
+      cuda::MapMatrix16(c.b, c.k, c.n, c.b_stride,
+                        GradientBoxRows(config, config.b_columns(), config.cluster_m), &maps.b));
+  TARE_RETURN_IF_ERROR(cuda::MapMatrix16(c.a, c.k, c.m, c.a_stride, 16, &maps.short_a));
+  TARE_RETURN_IF_ERROR(cuda::MapMatrix16(c.b, c.k, c.n, c.b_stride, 16, &maps.short_b));
+  GemmRuns runs;
+  std::copy_n(c.runs.data() + first, count, runs.runs);
+  void* parameters[] = {&maps, &args, &runs};
+  return LaunchKernel(schedule, args, parameters, stream);
 }
 
 // What the generic kernel's grid and parameters hold.
@@ -174,7 +204,8 @@ bool CanUseGemm(const Contraction& c) {
   const bool trans_b = c.pass != Pass::kForward;
   if (!cuda::CanMap(c.a, trans_a ? c.k : c.m, trans_a ? c.m : c.k, c.a_stride)) return false;
   if (!cuda::CanMap(c.b, trans_b ? c.k : c.n, trans_b ? c.n : c.k, c.b_stride)) return false;
-  if (c.pass == Pass::kDw) return true;  // the kernel pads the end of every unit itself
+  // The kernel pads the end of every unit itself; it writes dw in pairs.
+  if (c.pass == Pass::kDw) return c.y_dtype == DType::kF32 && Pairs(c);
   if (c.chains() > 1 && c.runs.size() > GemmRuns::kMax) return false;
   for (const Run& run : c.runs) {
     // A group that is cut short is padded by the copy engine, which only knows the tensor's end.
@@ -198,15 +229,15 @@ Status Launch(const Contraction& c, const Schedule& schedule, StreamHandle strea
     if (c.pass == Pass::kDw) {
       // A launch holds as many units as its parameters do; the next one goes on where it stopped.
       for (int first = 0; first < chains; first += GemmRuns::kMax) {
-        TARE_RETURN_IF_ERROR(LaunchRuns(c, schedule, stream, c.runs.data() + first,
-                                        std::min(GemmRuns::kMax, chains - first)));
+        TARE_RETURN_IF_ERROR(
+            LaunchUnits(c, schedule, first, std::min(GemmRuns::kMax, chains - first), stream));
       }
     } else {
       if (chains > (1 << config.levels)) {
         return Unsupported("linear: {} holds {} chains, not {}", schedule.Kernel(),
                            1 << config.levels, chains);
       }
-      TARE_RETURN_IF_ERROR(LaunchRuns(c, schedule, stream, c.runs.data(), chains));
+      TARE_RETURN_IF_ERROR(LaunchChains(c, schedule, stream));
     }
   }
   if (trace != nullptr) {

@@ -24,11 +24,12 @@ std::span<const GemmConfig> Configs(Pass pass) {
   return {};
 }
 
-// Units up to which the f32 output may go through memory for each; with more it stays in registers.
-constexpr int kMostUnitsThroughMemory = 2;
+// Tokens of a unit from which on its sums may go through memory: their writes and reads take the
+// time of 44 stages to be spread over. With shorter ones the gradient stays in registers.
+constexpr int64_t kLongUnit = 3072;
 
-bool Holds(const GemmConfig& c, Pass pass, int chains) {
-  if (pass == Pass::kDw) return c.levels == 1 || chains <= kMostUnitsThroughMemory;
+bool Holds(const GemmConfig& c, Pass pass, int64_t k, int chains) {
+  if (pass == Pass::kDw) return c.levels == 1 || k >= kLongUnit * chains || chains == 1;
   return (1 << c.levels) >= chains;
 }
 
@@ -41,18 +42,17 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // waves; ties go to fewer tiles. Decode is bound by memory whatever the tile: there the narrowest
 // tile that still fits one wave brings the most SMs to bear, and beyond one wave 96 columns
 // measured best.
-// dW was measured to follow the matrix unit alone, and to lose a sixteenth of 128 x 256 for each
-// unit after the first that goes through memory.
-double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, int chains, const Arch& arch) {
+// dW follows the same two limits (its b is held in whole boxes of 64), waits for memory hidden.
+double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, const Arch& arch) {
   const int64_t at_once = std::max<int64_t>(1, arch.sms / c.cluster());
   const int64_t tiles = CeilDiv(m, c.bm * c.cluster_m) * CeilDiv(n, c.bn * c.cluster_n);
   const int64_t waves = CeilDiv(tiles, at_once);
   const double compute = c.bm * c.bn / 32.0;
-  const double shared = (4 * (c.bm / 64) * (2048 + 32 * c.bn) + 128 * (c.bm + c.bn)) / 128.0;
+  const double shared =
+      (4 * (c.bm / 64) * (2048 + 32 * c.bn) + 128 * (c.bm + c.b_columns())) / 128.0;
   double cost =
       static_cast<double>(waves) * (std::max(compute, shared) * (1 + 0.05 * c.levels) + 30);
-  if (pass == Pass::kDw)
-    return static_cast<double>(waves) * (compute + 30 + (c.levels == 0 ? 64 * (chains - 1) : 0));
+  if (pass == Pass::kDw) return static_cast<double>(waves) * (std::max(compute, shared) + 30);
   const bool few = m <= 64;
   // One consumer warpgroup is for few rows, two are for more.
   if (few != (c.consumers == 1)) return 1e9 + cost;
@@ -82,18 +82,18 @@ std::string Schedule::ToString() const {
       fmt::format("tile={}x{}x{} stages={} consumers={}", c.bm, c.bn, c.bk, c.stages, c.consumers);
   if (c.cluster() > 1) text += fmt::format(" cluster={}x{}", c.cluster_m, c.cluster_n);
   if (c.levels > 0) text += fmt::format(" levels={}", c.levels);
+  if (c.ordered) text += " ordered";
   return text + fmt::format(" group={}", group_m);
 }
 
 Schedule Pick(Pass pass, int64_t m, int64_t n, int64_t k, int chains, const Arch& arch) {
-  (void)k;  // every tile walks all of k
   const auto configs = Configs(pass);
   Schedule best{.pass = pass};
   double best_cost = 0;
   for (int i = 0; i < static_cast<int>(configs.size()); ++i) {
     const GemmConfig& c = configs[static_cast<size_t>(i)];
-    if (!Holds(c, pass, chains)) continue;
-    const double cost = Cost(c, pass, m, n, chains, arch);
+    if (!Holds(c, pass, k, chains)) continue;
+    const double cost = Cost(c, pass, m, n, arch);
     if (best.config < 0 || cost < best_cost) {
       best.config = i;
       best_cost = cost;

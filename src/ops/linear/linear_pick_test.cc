@@ -43,20 +43,22 @@ TEST(LinearPick, LayerShapesFillTheDevice) {
   EXPECT_EQ(tile(Pass::kDx, 4096, 4096, 6144), "128x256");
 }
 
-// dW: where the wider tile fills its last wave better it goes through memory for each of two units;
-// many units stay in registers whatever the waves.
+// dW: long units go through memory for each, whatever their number; the gradient of short ones
+// stays in registers, in the tile that wastes least of its last wave.
 TEST(LinearPick, GradientTilesFollowWavesAndUnits) {
-  const auto tile = [](int64_t m, int64_t n, int units) {
-    const Schedule s = Pick(Pass::kDw, m, n, 4096 * units, units, Arch{.sms = 132});
+  const auto tile = [](int64_t m, int64_t n, int64_t tokens, int units) {
+    const Schedule s = Pick(Pass::kDw, m, n, tokens, units, Arch{.sms = 132});
     return fmt::format("{}x{}", s.gemm().bm, s.gemm().bn);
   };
-  EXPECT_EQ(tile(4096, 4096, 1), "128x256");
-  EXPECT_EQ(tile(24576, 4096, 1), "128x256");
-  EXPECT_EQ(tile(4096, 4096, 2), "128x256");
-  EXPECT_EQ(tile(6144, 4096, 2), "128x192");
-  EXPECT_EQ(tile(24576, 4096, 2), "128x192");
-  EXPECT_EQ(tile(4096, 12288, 2), "128x192");
-  EXPECT_EQ(tile(4096, 4096, 40), "128x192");
+  EXPECT_EQ(tile(4096, 4096, 4096, 1), "128x256");
+  EXPECT_EQ(tile(24576, 4096, 4096, 1), "128x256");
+  EXPECT_EQ(tile(4096, 4096, 8192, 2), "128x256");
+  EXPECT_EQ(tile(6144, 4096, 8192, 2), "128x256");
+  EXPECT_EQ(tile(24576, 4096, 16384, 4), "128x256");
+  EXPECT_EQ(tile(6144, 4096, 8192, 40), "128x192");
+  EXPECT_EQ(tile(24576, 4096, 8192, 40), "128x192");
+  EXPECT_EQ(tile(4096, 12288, 8192, 40), "128x192");
+  EXPECT_EQ(tile(4096, 4096, 8192, 40), "128x176");
 }
 
 }  // namespace
