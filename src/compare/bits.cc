@@ -97,7 +97,10 @@ uint64_t Distance(Word a, Word b) {
     return LinePosition<Format>(a) > LinePosition<Format>(b) ? x - y : y - x;
   } else if constexpr (Format::kSigned) {
     using Signed = std::make_signed_t<Word>;
-    const int64_t x = static_cast<Signed>(a), y = static_cast<Signed>(b);
+    // The sign is what is meant. NOLINTBEGIN(bugprone-signed-char-misuse)
+    const auto x = static_cast<int64_t>(static_cast<Signed>(a));
+    const auto y = static_cast<int64_t>(static_cast<Signed>(b));
+    // NOLINTEND(bugprone-signed-char-misuse)
     return x > y ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
                  : static_cast<uint64_t>(y) - static_cast<uint64_t>(x);
   } else {

@@ -222,7 +222,7 @@ Result<LocateReport> Locate(const Dump& a, const Dump& b, const DiffOptions& opt
   out.b = b.path();
   TARE_ASSIGN_OR_RETURN(const Report diff, DiffDumps(a, b, options, embedding));
   out.notes = diff.notes;
-  const auto say = [&](Verdict verdict, std::string_view code, std::string detail) {
+  const auto say = [&](Verdict verdict, std::string_view code, const std::string& detail) {
     out.verdict = verdict;
     out.reason = code;
     out.why = detail;

@@ -25,6 +25,7 @@ void Populate(const void* data, int64_t size_bytes) {
   if (size_bytes < (int64_t{1} << 20)) return;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data) & ~uintptr_t{4095};
   const uintptr_t end = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(size_bytes);
+  // A whole page. NOLINTNEXTLINE(performance-no-int-to-ptr)
   (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
 #else
   (void)data;
@@ -67,7 +68,7 @@ void Runner::Add(Pair pair) {
       piece.chunks_a = unit.chunks_a.data() + begin / kDigestChunkBytes;
       piece.chunks_b = unit.chunks_b.data() + begin / kDigestChunkBytes;
     }
-    pieces_.push_back(std::move(piece));
+    pieces_.push_back(piece);
   }
   pairs_.push_back(std::move(pair));
   window_bytes_ += 2 * size;

@@ -106,7 +106,7 @@ struct RowKey {
   TokenHash hash{};
   int64_t position = 0;
   int64_t occurrence = 0;
-  auto operator<=>(const RowKey&) const = default;
+  auto operator<=>(const RowKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // The rows of one frame over all ranks.
@@ -387,6 +387,7 @@ Result<Tensor> Assembler::Join(const Rows& rows, const std::vector<Part>& parts)
     const int64_t at = gap - owner.begin();
     const RowKey* key = per_row ? &rows.keys[static_cast<size_t>(at / width)] : nullptr;
     std::vector<std::string> held;
+    held.reserve(parts.size());
     for (const Part& part : parts) {
       held.push_back(
           fmt::format("{}: {}", names_[part.rank], ShardText(part.record->point.shards)));
@@ -434,7 +435,7 @@ Result<OpenedDump> OpenDumpOrRanks(Env* env, const std::string& path) {
   std::vector<std::string> ranks;
   TARE_ASSIGN_OR_RETURN(const std::vector<std::string> names, env->List(path));
   for (const std::string& n : names) {
-    if (n.ends_with(".dump")) ranks.push_back(path + "/" + n);
+    if (n.ends_with(".dump")) ranks.push_back(fmt::format("{}/{}", path, n));
   }
   std::string root = (std::filesystem::temp_directory_path() / "tare_ranks_XXXXXX").string();
   if (::mkdtemp(root.data()) == nullptr) return Errno("mkdtemp", root, errno);

@@ -95,7 +95,6 @@ class Shrinker {
       TARE_RETURN_IF_ERROR(Try("without any other sequence", x, y).status());
     }
     for (bool changed = true; changed && !Spent();) {
-      changed = false;
       TARE_ASSIGN_OR_RETURN(const bool fewer, DropOthers());
       TARE_ASSIGN_OR_RETURN(const bool shorter, DropTokens());
       changed = fewer || shorter;

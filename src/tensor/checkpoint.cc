@@ -76,11 +76,12 @@ struct Checkpoint::State {
     const std::string index = dir + "/" + kIndexName;
     TARE_ASSIGN_OR_RETURN(auto map, ReadIndex(options.env, index));
     std::vector<std::string> files;
+    files.reserve(map.size());
     for (const auto& entry : map) files.push_back(entry.second);
     std::sort(files.begin(), files.end());
     files.erase(std::unique(files.begin(), files.end()), files.end());
     for (const std::string& file : files) {
-      if (Status s = OpenSafetensors(dir + "/" + file); !s.ok()) {
+      if (Status s = OpenSafetensors(fmt::format("{}/{}", dir, file)); !s.ok()) {
         return s.code() == Code::kNotFound ? DataLoss("{} names the shard {}, which is absent",
                                                       Printable(index), Printable(file))
                                            : s;
@@ -120,8 +121,9 @@ struct Checkpoint::State {
     Env* env = options.env;
     const auto read_if_there = [&](const char* name, std::string* out) -> Status {
       auto text = env->ReadFile(path + "/" + name);
-      if (text.ok()) *out = std::move(text).value();
-      return text.ok() || text.status().code() == Code::kNotFound ? Ok() : text.status();
+      if (!text.ok()) return text.status().code() == Code::kNotFound ? Ok() : text.status();
+      *out = std::move(text).value();
+      return Ok();
     };
     TARE_ASSIGN_OR_RETURN(const std::string config_json, env->ReadFile(path + "/config.json"));
     std::string generation_json;

@@ -93,7 +93,7 @@ bool ConvertOne(typename Storage<kFrom>::Type in, typename Storage<kTo>::Type* o
     return static_cast<double>(integer) == value && StoreInteger<kTo>(integer, out);
   } else if constexpr (IsFloat(kTo)) {
     if (kFrom == DType::kBool && in > 1) return false;
-    const int64_t value = in;
+    const auto value = static_cast<int64_t>(in);  // NOLINT(bugprone-signed-char-misuse)
     const uint64_t magnitude =
         value < 0 ? uint64_t{0} - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
     *out = internal::EncodeFloat<kTo>(value < 0, magnitude, 0, overflow);

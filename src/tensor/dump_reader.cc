@@ -104,9 +104,9 @@ Result<Dump> Dump::Open(Env* env, const std::string& path) {
   } else {
     dump.cut_ = "manifest.json is missing";
   }
-  const auto cut = [&](std::string why) {
+  const auto cut = [&](const std::string& why) {
     if (!dump.cut_.empty()) dump.cut_ += "; ";
-    dump.cut_ += std::move(why);
+    dump.cut_ += why;
   };
 
   std::unique_ptr<ReadableFile> records;
