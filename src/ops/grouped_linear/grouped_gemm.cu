@@ -74,19 +74,7 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), 1)
                          const __grid_constant__ Experts experts) {
   constexpr GemmConfig kC = Tag::kConfig;
   extern __shared__ uint8_t shared[];
-  const uint32_t stages_at = (sm90::SharedAddress(shared) + 1023) / 1024 * 1024;
-  const uint32_t full = stages_at + kC.stages * kC.stage_bytes();
-  const uint32_t empty = full + kC.stages * 8;
-  if (threadIdx.x == 0) {
-    sm90::PrefetchTensorMap(&map_a);
-    sm90::PrefetchTensorMap(&map_b);
-    for (int s = 0; s < kC.stages; ++s) {
-      sm90::BarrierInit(full + s * 8, 1);
-      sm90::BarrierInit(empty + s * 8, kC.consumers);
-    }
-    sm90::BarrierInitFence();
-  }
-  __syncthreads();
+  const auto [stages_at, full, empty] = linear::gpu::MakeRing<kC>(shared, &map_a, &map_b);
   const int first = blockIdx.x, stride = gridDim.x;
   if (threadIdx.x < 128) {
     if constexpr (kC.consumers == 2) sm90::RegistersDecrease<24>();

@@ -389,6 +389,47 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const GemmArgs
   }
 }
 
+// Where a kernel's ring lies in its shared memory: addresses of the stages and of each stage's two
+// barriers. What a kernel keeps between stages and barriers has kC.epilogue_bytes().
+struct RingPlace {
+  uint32_t stages_at, full, empty;
+};
+
+// Makes the barriers and lets every thread that uses them see them.
+template <GemmConfig kC>
+__device__ __forceinline__ RingPlace MakeRing(uint8_t* shared, const CUtensorMap* map_a,
+                                              const CUtensorMap* map_b) {
+  RingPlace ring;
+  ring.stages_at = (sm90::SharedAddress(shared) + 1023) / 1024 * 1024;
+  ring.full = ring.stages_at + kC.stages * kC.stage_bytes() + kC.epilogue_bytes();
+  ring.empty = ring.full + kC.stages * 8;
+  if (threadIdx.x == 0) {
+    sm90::PrefetchTensorMap(map_a);
+    sm90::PrefetchTensorMap(map_b);
+    for (int s = 0; s < kC.stages; ++s) {
+      sm90::BarrierInit(ring.full + s * 8, 1);
+      sm90::BarrierInit(ring.empty + s * 8, kC.consumers * kC.cluster());
+    }
+    sm90::BarrierInitFence();
+  }
+  if constexpr (kC.cluster() > 1) {
+    sm90::ClusterSync();
+  } else {
+    __syncthreads();
+  }
+  return ring;
+}
+
+// At a kernel's end: a CTA's shared memory must outlive its neighbours' copies into it and arrivals
+// at its barriers.
+template <GemmConfig kC>
+__device__ __forceinline__ void LeaveRing() {
+  if constexpr (kC.cluster() > 1) {
+    __syncwarp();
+    sm90::ClusterSync();
+  }
+}
+
 // `Tag::kConfig` is the configuration (a type, because nvcc 13.0 cannot name a kernel by a
 // structure).
 template <typename Tag, typename Runs>
@@ -399,24 +440,8 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), 1)
                         const __grid_constant__ GemmArgs args, const __grid_constant__ Runs runs) {
   constexpr GemmConfig kC = Tag::kConfig;
   extern __shared__ uint8_t shared[];
-  const uint32_t stages_at = (sm90::SharedAddress(shared) + 1023) / 1024 * 1024;
-  const uint32_t full = stages_at + kC.stages * kC.stage_bytes() + kC.epilogue_bytes();
-  const uint32_t empty = full + kC.stages * 8;
+  const auto [stages_at, full, empty] = MakeRing<kC>(shared, &map_a, &map_b);
   const uint32_t rank = kC.cluster() > 1 ? sm90::ClusterRank() : 0;
-  if (threadIdx.x == 0) {
-    sm90::PrefetchTensorMap(&map_a);
-    sm90::PrefetchTensorMap(&map_b);
-    for (int s = 0; s < kC.stages; ++s) {
-      sm90::BarrierInit(full + s * 8, 1);
-      sm90::BarrierInit(empty + s * 8, kC.consumers * kC.cluster());
-    }
-    sm90::BarrierInitFence();
-  }
-  if constexpr (kC.cluster() > 1) {
-    sm90::ClusterSync();
-  } else {
-    __syncthreads();
-  }
   const int first_tile = blockIdx.x / kC.cluster();
   const int stride = gridDim.x / kC.cluster();
   if (threadIdx.x < 128) {
@@ -430,11 +455,7 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), 1)
     Consume<kC>(&map_y, args, runs, stages_at, full, empty, rank, first_tile, stride,
                 threadIdx.x / 128 - 1);
   }
-  // A CTA's shared memory must outlive its neighbours' copies into it and arrivals at its barriers.
-  if constexpr (kC.cluster() > 1) {
-    __syncwarp();
-    sm90::ClusterSync();
-  }
+  LeaveRing<kC>();
 }
 
 }  // namespace tare::ops::linear::gpu

@@ -453,24 +453,8 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), 1)
                            const __grid_constant__ GemmRuns runs) {
   constexpr GemmConfig kC = Tag::kConfig;
   extern __shared__ uint8_t shared[];
-  const uint32_t stages_at = (sm90::SharedAddress(shared) + 1023) / 1024 * 1024;
-  const uint32_t full = stages_at + kC.stages * kC.stage_bytes() + kC.epilogue_bytes();
-  const uint32_t empty = full + kC.stages * 8;
+  const auto [stages_at, full, empty] = MakeRing<kC>(shared, &maps.a, &maps.b);
   const uint32_t rank = kC.cluster() > 1 ? sm90::ClusterRank() : 0;
-  if (threadIdx.x == 0) {
-    sm90::PrefetchTensorMap(&maps.a);
-    sm90::PrefetchTensorMap(&maps.b);
-    for (int s = 0; s < kC.stages; ++s) {
-      sm90::BarrierInit(full + s * 8, 1);
-      sm90::BarrierInit(empty + s * 8, kC.consumers * kC.cluster());
-    }
-    sm90::BarrierInitFence();
-  }
-  if constexpr (kC.cluster() > 1) {
-    sm90::ClusterSync();
-  } else {
-    __syncthreads();
-  }
   const int first_tile = blockIdx.x / kC.cluster();
   const int stride = gridDim.x / kC.cluster();
   if (threadIdx.x < 128) {
@@ -484,11 +468,7 @@ __global__ void __launch_bounds__(Tag::kConfig.threads(), 1)
     ConsumeGradient<kC>(args, runs, stages_at, full, empty, rank, first_tile, stride,
                         sm90::Uniform(static_cast<int>(threadIdx.x) / 128 - 1));
   }
-  // A CTA's shared memory must outlive its neighbours' copies into it and arrivals at its barriers.
-  if constexpr (kC.cluster() > 1) {
-    __syncwarp();
-    sm90::ClusterSync();
-  }
+  LeaveRing<kC>();
 }
 
 }  // namespace tare::ops::linear::gpu

@@ -15,15 +15,15 @@ struct Dx {
   static constexpr GemmConfig kConfig = kDxConfigs[kIndex];
 };
 
-template <template <int> class Tag, int... kIndex>
+template <int... kIndex>
 std::array<const void*, sizeof...(kIndex)> Kernels(std::integer_sequence<int, kIndex...>) {
-  return {reinterpret_cast<const void*>(&linear_wgmma_kernel<Tag<kIndex>, GemmRuns>)...};
+  return {reinterpret_cast<const void*>(&linear_wgmma_kernel<Dx<kIndex>, GemmRuns>)...};
 }
 
 }  // namespace
 
 const void* DxKernel(int config) {
-  static const auto kernels = Kernels<Dx>(std::make_integer_sequence<int, std::size(kDxConfigs)>());
+  static const auto kernels = Kernels(std::make_integer_sequence<int, std::size(kDxConfigs)>());
   return kernels.at(config);
 }
 
