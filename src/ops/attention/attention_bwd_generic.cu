@@ -210,10 +210,6 @@ __global__ void __launch_bounds__(kThreads)
     attention_delta_kernel(const __grid_constant__ Backward b) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, d = b.head_dim;
-  if (blockIdx.x == 0 && threadIdx.x < kRowValuePad) {
-    const int64_t pad = static_cast<int64_t>(b.tokens) * b.q_heads + threadIdx.x;
-    b.delta[pad] = b.lse_t[pad] = 0.0f;
-  }
   const int64_t row0 = item / b.q_heads * kDeltaRows, head = item % b.q_heads;
   if (row0 >= b.tokens) return;
   float sum[kDeltaRows] = {};

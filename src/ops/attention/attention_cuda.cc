@@ -117,8 +117,7 @@ size_t WorkspaceBytesCuda(const Ctx& ctx, const Params& params, int64_t, int64_t
 size_t BackwardWorkspaceBytesCuda(const Ctx& ctx, const Params& p, int64_t tokens, int64_t runs,
                                   int64_t) {
   const auto rows = static_cast<size_t>(tokens * p.q_heads);
-  size_t bytes =
-      Padded(static_cast<size_t>(runs) * sizeof(Run)) + 2 * Padded((rows + gpu::kRowValuePad) * 4);
+  size_t bytes = Padded(static_cast<size_t>(runs) * sizeof(Run)) + 2 * Padded(rows * 4);
   if (MayBeFast(ctx, p)) bytes += 2 * Padded(rows * static_cast<size_t>(p.head_dim) * 4);
   return bytes;
 }
@@ -264,8 +263,8 @@ Status BackwardCuda(const Ctx& ctx, const Params& p, const BackwardArgs& a) {
                              !fault::Active(kSinkGradientMissing, ctx.side);
   Pieces pieces(ctx);
   Run* room = a.device_runs == nullptr ? pieces.Take<Run>(b.num_runs) : nullptr;
-  b.delta = pieces.Take<float>(a.tokens * p.q_heads + gpu::kRowValuePad);
-  b.lse_t = pieces.Take<float>(a.tokens * p.q_heads + gpu::kRowValuePad);
+  b.delta = pieces.Take<float>(a.tokens * p.q_heads);
+  b.lse_t = pieces.Take<float>(a.tokens * p.q_heads);
   const bool fast = !faulty && gpu::CanBackward(p, ctx.profile, b, a.kv_rows);
   if (fast) {
     b.head_k = pieces.Take<float>(a.tokens * wide);

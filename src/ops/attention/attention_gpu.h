@@ -78,7 +78,7 @@ struct Backward {
   int unit_rows;
   float c, scale;
   float cap, ratio;
-  float* delta;   // [q_heads, tokens], then kRowValuePad of +0
+  float* delta;   // [q_heads, tokens]
   float* lse_t;   // the same: lse2 transposed
   float* head_k;  // [tokens, q_heads, head_dim]: sums of one query head for the key of each token,
   float* head_v;  //   before the heads are added
@@ -89,8 +89,6 @@ struct Backward {
 inline constexpr int kGenericRows = 16;
 inline constexpr int kDecodeRows = 8;
 inline constexpr int kBackwardKeys = 128;
-// Values behind delta and lse_t that a block of rows may read past the last row, and masks.
-inline constexpr int kRowValuePad = 64;
 
 // generic
 Status LaunchGeneric(const Forward& f, DType dtype, bool sm90, int64_t blocks, StreamHandle stream);
