@@ -96,30 +96,30 @@ class Conversions {
   }
 
   Status Flush() {
+    if (items_.empty()) return Ok();
     std::vector<DigestChunk> chunks;
     std::vector<const Item*> owner;  // of each chunk
     for (Item& item : items_) {
       AddChunks(item.to.data(), item.to.size_bytes(), &item.digests, &chunks);
       owner.resize(chunks.size(), &item);
     }
-    const std::vector<size_t> ends = CutChunks(chunks);
+    const std::vector<ChunkRun> runs = CutChunks(chunks);
     std::mutex mutex;
     Status failed;
     const auto convert = [&](int64_t run) {
-      const size_t first = run == 0 ? 0 : ends[static_cast<size_t>(run) - 1];
-      const size_t last = ends[static_cast<size_t>(run)];
-      for (size_t i = first; i < last; ++i) {
+      const auto [begin, end] = runs[static_cast<size_t>(run)];
+      for (size_t i = begin; i < end; ++i) {
         Status s = Convert(*owner[i], chunks[i]);
         if (s.ok()) continue;
         const std::lock_guard<std::mutex> hold(mutex);
         if (failed.ok()) failed = std::move(s);
       }
-      if (hash_) HashChunks(std::span(chunks).subspan(first, last - first));
+      if (hash_) HashChunks(std::span(chunks).subspan(begin, end - begin));
     };
     if (pool_ == nullptr) {
-      for (int64_t i = 0; i < std::ssize(ends); ++i) convert(i);
+      for (int64_t i = 0; i < std::ssize(runs); ++i) convert(i);
     } else {
-      pool_->ParallelFor(std::ssize(ends), convert);
+      pool_->ParallelFor(std::ssize(runs), convert);
     }
     std::vector<std::pair<const void*, int64_t>> read;
     for (const Item& item : items_) {
@@ -128,7 +128,8 @@ class Conversions {
       const Sha256Digest digest = JoinChunkDigests(item.to.dtype(), item.to.shape(), item.digests);
       hashed_.push_back({item.name, item.to.dtype(), item.to.shape(), digest, std::nullopt});
     }
-    mappings_.LeaveToTheSystem(std::move(read));
+    if (!mappings_) mappings_.emplace();
+    mappings_->LeaveToTheSystem(std::move(read));
     items_.clear();
     waiting_ = 0;
     return failed;
@@ -154,7 +155,7 @@ class Conversions {
 
   ThreadPool* pool_;
   bool hash_;
-  FileMappings mappings_;
+  std::optional<FileMappings> mappings_;  // of the first Flush: a model without values needs none
   std::vector<Item> items_;
   std::vector<WeightHashItem> hashed_;
   int64_t waiting_ = 0;  // bytes

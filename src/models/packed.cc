@@ -43,6 +43,12 @@ Status VerifyPanel(ThreadPool* pool, const PackedWeight& held, const void* w, in
   return Differs(held, j * kPanel + column, at / kPanel);
 }
 
+// Where the weight of one of a parameter's experts begins.
+const char* ExpertData(const Parameter& p, size_t expert, size_t experts) {
+  return static_cast<const char*>(p.value.data()) +
+         static_cast<int64_t>(expert) * (p.value.size_bytes() / static_cast<int64_t>(experts));
+}
+
 std::string Place(const Parameter& p, size_t expert, size_t experts) {
   return experts == 1 ? p.name : fmt::format("{} expert {}", p.name, expert);
 }
@@ -120,27 +126,26 @@ class Walk {
       TARE_CHECK(at == p.value.size_bytes()) << p.name << ": parts and value";
       AddPanels(i, before);
     }
-    ends_ = CutChunks(chunks_);
+    runs_ = CutChunks(chunks_);
   }
 
   Status Run(ThreadPool* pool) {
     std::mutex mutex;
     size_t bad = panels_.size();  // the first panel that differs
     Status failed;
-    pool->ParallelFor(std::ssize(ends_), [&](int64_t run) {
-      const size_t first = run == 0 ? 0 : ends_[static_cast<size_t>(run) - 1];
-      const size_t last = ends_[static_cast<size_t>(run)];
+    pool->ParallelFor(std::ssize(runs_), [&](int64_t run) {
+      const auto [begin, end] = runs_[static_cast<size_t>(run)];
       std::vector<uint8_t> want;
-      const auto begin = std::lower_bound(chunk_of_.begin(), chunk_of_.end(), first);
-      const auto end = std::lower_bound(begin, chunk_of_.end(), last);
-      for (auto at = begin; at != end; ++at) {
+      const auto first = std::lower_bound(chunk_of_.begin(), chunk_of_.end(), begin);
+      const auto last = std::lower_bound(first, chunk_of_.end(), end);
+      for (auto at = first; at != last; ++at) {
         const size_t i = static_cast<size_t>(at - chunk_of_.begin());
         Status s = Verify(pool, panels_[i], &want);
         if (s.ok()) continue;
         const std::lock_guard<std::mutex> hold(mutex);
         if (i < bad) bad = i, failed = std::move(s);
       }
-      if (hash_) HashChunks(std::span(chunks_).subspan(first, last - first));
+      if (hash_) HashChunks(std::span(chunks_).subspan(begin, end - begin));
     });
     return failed;
   }
@@ -152,22 +157,16 @@ class Walk {
   }
 
  private:
-  static int64_t ExpertBytes(const Parameter& p, size_t experts) {
-    return p.value.size_bytes() / static_cast<int64_t>(experts);
-  }
-
   // Of parameter `i`, whose chunks begin at `chunk`.
   void AddPanels(size_t i, size_t chunk) {
     const Parameter& p = model_.parameters()[i];
     const std::vector<PackedWeight>& list = model_.packed_experts(static_cast<int>(i));
-    const auto* base = static_cast<const char*>(p.value.data());
     for (size_t e = 0; e < list.size(); ++e) {
       if (list[e].panels() == nullptr) continue;  // packed for the sm90-mma step alone
       constexpr int64_t kPanel = ops::gemm::kPanel;
       const int64_t row = list[e].k() * SizeOf(list[e].dtype());
       for (int64_t j = 0; j * kPanel < list[e].n(); ++j) {
-        const char* at =
-            base + static_cast<int64_t>(e) * ExpertBytes(p, list.size()) + j * kPanel * row;
+        const char* at = ExpertData(p, e, list.size()) + j * kPanel * row;
         while (static_cast<const char*>(chunks_[chunk].data) + chunks_[chunk].size_bytes <= at)
           ++chunk;
         panels_.push_back({i, e, j});
@@ -180,9 +179,8 @@ class Walk {
     const Parameter& p = model_.parameters()[panel.parameter];
     const std::vector<PackedWeight>& list =
         model_.packed_experts(static_cast<int>(panel.parameter));
-    const char* w = static_cast<const char*>(p.value.data()) +
-                    static_cast<int64_t>(panel.expert) * ExpertBytes(p, list.size());
-    const Status s = VerifyPanel(pool, list[panel.expert], w, panel.index, want);
+    const Status s = VerifyPanel(pool, list[panel.expert], ExpertData(p, panel.expert, list.size()),
+                                 panel.index, want);
     return s.ok() ? s : s.Annotate(Place(p, panel.expert, list.size()));
   }
 
@@ -191,7 +189,7 @@ class Walk {
   std::vector<WeightHashItem> items_;
   std::vector<std::vector<Sha256Digest>> digests_;  // by part
   std::vector<DigestChunk> chunks_;
-  std::vector<size_t> ends_;      // of the runs of chunks
+  std::vector<ChunkRun> runs_;
   std::vector<Panel> panels_;     // in the order of the chunks
   std::vector<size_t> chunk_of_;  // by panel, where its first row lies
 };
@@ -200,10 +198,8 @@ Status VerifyTheRest(const Model& model, bool codes) {
   for (size_t i = 0; codes && i < model.parameters().size(); ++i) {
     const Parameter& p = model.parameters()[i];
     const std::vector<PackedWeight>& list = model.packed_experts(static_cast<int>(i));
-    const int64_t bytes = list.empty() ? 0 : p.value.size_bytes() / std::ssize(list);
     for (size_t e = 0; e < list.size(); ++e) {
-      const char* w = static_cast<const char*>(p.value.data()) + static_cast<int64_t>(e) * bytes;
-      const Status s = VerifyCodes(list[e], w);
+      const Status s = VerifyCodes(list[e], ExpertData(p, e, list.size()));
       if (!s.ok()) return s.Annotate(Place(p, e, list.size()));
     }
   }

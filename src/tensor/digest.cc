@@ -13,16 +13,12 @@ namespace tare {
 namespace {
 
 void HashAll(std::span<const DigestChunk> chunks, ThreadPool* pool) {
-  const std::vector<size_t> ends = CutChunks(chunks);
-  const auto hash = [&](int64_t i) {
-    const size_t begin = i == 0 ? 0 : ends[static_cast<size_t>(i) - 1];
-    HashChunks(chunks.subspan(begin, ends[static_cast<size_t>(i)] - begin));
-  };
-  if (pool != nullptr && ends.size() > 1) {
-    pool->ParallelFor(std::ssize(ends), hash);
-  } else {
-    for (int64_t i = 0; i < std::ssize(ends); ++i) hash(i);
-  }
+  const std::vector<ChunkRun> runs = CutChunks(chunks);
+  if (pool == nullptr || runs.size() < 2) return HashChunks(chunks);
+  pool->ParallelFor(std::ssize(runs), [&](int64_t i) {
+    const auto [begin, end] = runs[static_cast<size_t>(i)];
+    HashChunks(chunks.subspan(begin, end - begin));
+  });
 }
 
 }  // namespace
@@ -37,17 +33,19 @@ void AddChunks(const void* data, int64_t size_bytes, std::vector<Sha256Digest>* 
   }
 }
 
-std::vector<size_t> CutChunks(std::span<const DigestChunk> chunks) {
+std::vector<ChunkRun> CutChunks(std::span<const DigestChunk> chunks) {
   constexpr int64_t kRunBytes = 1 << 20;
-  std::vector<size_t> ends;
+  std::vector<ChunkRun> runs;
+  size_t begin = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {
     bytes += chunks[i].size_bytes;
     if (bytes < kRunBytes && i + 1 < chunks.size()) continue;
-    ends.push_back(i + 1);
+    runs.push_back({begin, i + 1});
+    begin = i + 1;
     bytes = 0;
   }
-  return ends;
+  return runs;
 }
 
 void HashChunks(std::span<const DigestChunk> run) {

@@ -26,9 +26,11 @@ struct DigestChunk {
 // for JoinChunkDigests once all are hashed.
 void AddChunks(const void* data, int64_t size_bytes, std::vector<Sha256Digest>* digests,
                std::vector<DigestChunk>* chunks);
-// Runs of consecutive chunks, each [ends[i - 1], ends[i]), of about a megabyte: what
-// one thread takes at a time.
-std::vector<size_t> CutChunks(std::span<const DigestChunk> chunks);
+// Consecutive chunks [begin, end) of about a megabyte: what one thread takes at a time.
+struct ChunkRun {
+  size_t begin = 0, end = 0;
+};
+std::vector<ChunkRun> CutChunks(std::span<const DigestChunk> chunks);
 // Fills the digests of one run.
 void HashChunks(std::span<const DigestChunk> run);
 
