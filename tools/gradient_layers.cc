@@ -299,26 +299,33 @@ Result<Both> Compute(ThreadPool* pool, const BackwardSubject& subject, DType dty
   return out;
 }
 
-Json Quantities(const Both& both, const char* tolerance) {
+// `tolerance`: the name of a parameter's tolerance, by the parameter's.
+template <typename Naming>
+Json Quantities(const Both& both, const Naming& tolerance) {
   Json out = Json::array();
-  for (size_t i = 0; i < both.names.size(); ++i)
-    out.push_back(
-        GradientQuantity(both.names[i], tolerance, both.production[i], both.reference[i]));
+  for (size_t i = 0; i < both.names.size(); ++i) {
+    out.push_back(GradientQuantity(both.names[i], tolerance(both.names[i]), both.production[i],
+                                   both.reference[i]));
+  }
   return out;
+}
+Json Quantities(const Both& both, const char* tolerance) {
+  return Quantities(both, [&](const std::string&) { return tolerance; });
 }
 
 std::string InBf16(const std::string& parameter) { return "bf16:" + parameter; }
 
-// By parameter: how far the reference's own gradient moves, as a share of its largest element, when
-// the reference keeps its activations in bf16; root mean square over the draws.
-Result<std::vector<double>> MovedByBf16(ThreadPool* pool, const BackwardSubject& subject) {
+// How far the reference's own gradient of each parameter moves, as a share of its largest element,
+// when the reference keeps its activations in bf16; root mean square over the draws.
+Result<std::vector<std::pair<std::string, double>>> MovedByBf16(ThreadPool* pool,
+                                                                const BackwardSubject& subject) {
   constexpr int kDraws = 4;
   TARE_ASSIGN_OR_RETURN(Model model, BackwardModel(pool, subject, DType::kBF16));
   const BackwardQuestions q(subject.config.vocab, 0);
   const models::Batch batch = q.MakeBatch();
   models::Scratch scratch;
-  trainer::DecisionTap tap(
-      nullptr);  // a router's choices are production's, here as in the comparison
+  // A router's choices are production's, here as in the comparison.
+  trainer::DecisionTap tap(nullptr);
   TARE_RETURN_IF_ERROR(
       models::Forward(BackwardCtx(pool), model, batch, &scratch, nullptr, &tap).status());
   TARE_ASSIGN_OR_RETURN(auto plain, trainer::PlainModel<double>::Create(pool, model));
@@ -344,8 +351,10 @@ Result<std::vector<double>> MovedByBf16(ThreadPool* pool, const BackwardSubject&
       if (largest > 0) squares[i] += moved * moved / (largest * largest);
     }
   }
-  for (double& s : squares) s = std::sqrt(s / kDraws);
-  return squares;
+  std::vector<std::pair<std::string, double>> moved;
+  for (size_t i = 0; i < count; ++i)
+    moved.emplace_back(model.parameters()[i].name, std::sqrt(squares[i] / kDraws));
+  return moved;
 }
 
 std::string TypeOf(const models::LayerConfig& l) {
@@ -446,16 +455,14 @@ Result<Json> BackwardTolerances(ThreadPool* pool, const BackwardSubject& subject
            "2^-22; a hundred times that"),
        one("module", "module", 5e-3, kF32), one("f32", "model", 5e-3, kF32)});
   constexpr double kLeast = 0.1;
-  TARE_ASSIGN_OR_RETURN(const std::vector<double> moved, MovedByBf16(pool, subject));
-  TARE_ASSIGN_OR_RETURN(const Model model, BackwardModel(pool, subject, DType::kBF16));
-  for (size_t i = 0; i < moved.size(); ++i) {
-    const double five = 5 * moved[i];
+  TARE_ASSIGN_OR_RETURN(const auto moved, MovedByBf16(pool, subject));
+  for (const auto& [parameter, share] : moved) {
     out.push_back(
-        one(InBf16(model.parameters()[i].name), "model", std::clamp(five, kLeast, 1.0),
+        one(InBf16(parameter), "model", std::clamp(5 * share, kLeast, 1.0),
             fmt::format("the float64 reference itself moves by {:.3g} with activations in bf16; "
                         "five times it, at least 0.1 (120 roundings of 2^-9 on a path, 2.1 % in a "
                         "random walk; five times it) and at most 1",
-                        moved[i])));
+                        share)));
   }
   out.push_back(one("step", "step", 1e-5,
                     "clip, moments and master are a dozen f32 roundings of 2^-24; ten times their "
@@ -523,13 +530,8 @@ Result<Json> GradientLayers(ThreadPool* pool, const BackwardSubject& subject) {
   }
   {
     TARE_ASSIGN_OR_RETURN(const Both whole, Compute(pool, subject, DType::kBF16));
-    Json quantities = Json::array();
-    for (size_t i = 0; i < whole.names.size(); ++i) {
-      quantities.push_back(GradientQuantity(whole.names[i], InBf16(whole.names[i]),
-                                            whole.production[i], whole.reference[i]));
-    }
     out["layers"]["model"].push_back(
-        CaseOf("all layers in bf16", "bf16", whole.inputs, std::move(quantities)));
+        CaseOf("all layers in bf16", "bf16", whole.inputs, Quantities(whole, InBf16)));
     out["parameters"] = whole.names;
   }
   TARE_ASSIGN_OR_RETURN(out["step"], StepQuantities(pool, subject));
