@@ -36,7 +36,7 @@ Result<Json> Control(Collecting* c, const Json& subject) {
                                      "64",
                                      "--out",
                                      std::string("{out}/") + arm};
-    if (!mini) args.insert(args.end(), {"--lr", kRate});
+    if (!mini) args.insert(args.end(), {"--lr", kTrainedModelRate});
     TARE_ASSIGN_OR_RETURN(const Ran ran, c->Tare(EvidenceKind::kE9, args));
     TARE_ASSIGN_OR_RETURN(const std::string text,
                           c->env()->ReadFile(JoinPath(ran.out, std::string(arm) + "/train.json")));

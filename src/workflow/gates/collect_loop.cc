@@ -38,19 +38,24 @@ Result<Json> ConfigOf(Collecting* c) {
   return ReadJson(c->env(), JoinPath(c->model(), "config.json"));
 }
 
+bool IsMini(const Json& config) { return config.contains("tare_mini_version"); }
+
 }  // namespace
 
 Result<bool> IsMini(Collecting* c) {
   TARE_ASSIGN_OR_RETURN(const Json model, ConfigOf(c));
-  return model.contains("tare_mini_version");
+  return IsMini(model);
 }
 
 Result<LoopRun> RecordLoop(Collecting* c, const std::vector<std::string>& more) {
   LoopRun out;
-  TARE_ASSIGN_OR_RETURN(const bool mini, IsMini(c));
+  TARE_ASSIGN_OR_RETURN(const Json model, ConfigOf(c));
   std::vector<std::string> args = {
       "rl", "run", c->model(), "--out", "{out}/loop", "--no-keep-weights", "--json"};
-  if (!mini) args.insert(args.end(), {"--task", "arithmetic", "--max-tokens", "12", "--lr", kRate});
+  if (!IsMini(model)) {
+    args.insert(args.end(),
+                {"--task", "arithmetic", "--max-tokens", "12", "--lr", kTrainedModelRate});
+  }
   args.insert(args.end(), more.begin(), more.end());
   c->AddFaults("both", &args);
   TARE_ASSIGN_OR_RETURN(const Ran ran, c->Tare(EvidenceKind::kE8, args));
@@ -77,7 +82,6 @@ Result<LoopRun> RecordLoop(Collecting* c, const std::vector<std::string>& more) 
     const std::string path = l.value("path", "");
     libraries[path.substr(path.rfind('/') + 1)] = l.value("sha256", "");
   }
-  TARE_ASSIGN_OR_RETURN(const Json model, ConfigOf(c));
   TARE_ASSIGN_OR_RETURN(out.contracts, Contracts(c));
   TARE_ASSIGN_OR_RETURN(const Json facts, c->Facts());
   out.runtime = {{"images", {{facts["executable_sha256"].get<std::string>(), facts["image"]}}},

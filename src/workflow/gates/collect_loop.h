@@ -22,7 +22,7 @@ struct LoopRun {
 // Learning rate of a model that was trained already. AdamW's first steps move every weight by it:
 // at 1e-4, which MINI's random weights need, SmolLM2 is blown up within four steps and its arms
 // with it.
-inline constexpr const char* kRate = "2e-5";
+inline constexpr const char* kTrainedModelRate = "2e-5";
 // The generated checkpoint: it was trained on no text, so its questions are patterns of tokens and
 // its rate is the commands' own.
 Result<bool> IsMini(Collecting* c);
