@@ -101,6 +101,7 @@ Result<BackwardFinding> TryBackward(ThreadPool* pool, Trainer* trainer,
     upstream.push_back(std::move(d));
   }
   std::vector<PlainModel<double>::Run> runs;
+  runs.reserve(batch.size());
   for (size_t i = 0; i < batch.size(); ++i)
     runs.push_back({batch[i].tokens, batch[i].prompt_tokens, 1.0, upstream[i]});
   TARE_ASSIGN_OR_RETURN(PlainModel<double> plain,
@@ -169,9 +170,16 @@ Result<BackwardCase> OpenBackwardCase(Env* env, const std::string& dir, Trainer*
 Result<Shrunk> ShrinkBackwardCase(ThreadPool* pool, Trainer* trainer,
                                   const std::vector<Sequence>& batch, std::string parameter,
                                   int max_tries) {
+  return ShrinkBatch(
+      [&](const std::vector<Sequence>& smaller) { return TryBackward(pool, trainer, smaller); },
+      batch, std::move(parameter), max_tries);
+}
+
+Result<Shrunk> ShrinkBatch(const BackwardTry& attempt, const std::vector<Sequence>& batch,
+                           std::string parameter, int max_tries) {
   Shrunk best;
   best.batch = batch;
-  TARE_ASSIGN_OR_RETURN(best.finding, TryBackward(pool, trainer, batch));
+  TARE_ASSIGN_OR_RETURN(best.finding, attempt(batch));
   if (best.finding.within) {
     return Error(Code::kPrecondition,
                  "every gradient lies inside its tolerance: nothing to shrink");
@@ -189,7 +197,7 @@ Result<Shrunk> ShrinkBackwardCase(ThreadPool* pool, Trainer* trainer,
   const auto still = [&](std::vector<Sequence> smaller) -> Result<bool> {
     if (best.tries >= max_tries) return false;
     ++best.tries;
-    TARE_ASSIGN_OR_RETURN(BackwardFinding f, TryBackward(pool, trainer, smaller));
+    TARE_ASSIGN_OR_RETURN(BackwardFinding f, attempt(smaller));
     if (!fails(f)) return false;
     best.batch = std::move(smaller);
     best.finding = std::move(f);

@@ -13,6 +13,7 @@
 // what is walked.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -74,5 +75,9 @@ struct Shrunk {
 Result<Shrunk> ShrinkBackwardCase(ThreadPool* pool, Trainer* trainer,
                                   const std::vector<Sequence>& batch, std::string parameter = {},
                                   int max_tries = 200);
+// The same over any way to try a batch.
+using BackwardTry = std::function<Result<BackwardFinding>(const std::vector<Sequence>&)>;
+Result<Shrunk> ShrinkBatch(const BackwardTry& attempt, const std::vector<Sequence>& batch,
+                           std::string parameter, int max_tries);
 
 }  // namespace tare::trainer
