@@ -32,7 +32,6 @@ namespace tare {
 namespace {
 
 using models::Model;
-using models::ModelConfig;
 
 // Names of the operators whose values a walk reported.
 class OpTap : public Tap {
@@ -277,6 +276,7 @@ Json RunTimeHits() {
     const std::string_view bytes = (*file)->bytes();
     const size_t size =
         std::min<size_t>(end - begin, bytes.size() - std::min<size_t>(offset, bytes.size()));
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address read from /proc/self/maps.
     if (std::memcmp(reinterpret_cast<const void*>(begin), bytes.data() + offset, size) != 0)
       hits.push_back("the program's code in memory is not that of its file");
   }

@@ -130,6 +130,7 @@ void BenchLinear(const Options& o, ThreadPool& pool, Sgemm sgemm, Json& out) {
     // Enough copies of the weight that a decode step never finds it in a cache of its own.
     const int64_t copies = std::clamp<int64_t>((int64_t{1} << 29) / (n * k * 2), 1, 256);
     std::vector<ops::linear::PackedWeight> packed;
+    packed.reserve(static_cast<size_t>(copies));
     for (int64_t i = 0; i < copies; ++i) {
       packed.push_back(*ops::linear::PackedWeight::Pack(&pool, w.data(), DType::kBF16, n, k));
     }

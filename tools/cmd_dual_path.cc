@@ -145,6 +145,7 @@ Status Run(const Options& o) {
   ctx.side = fault::Side::kTrainer;
   ctx.trace = &trace;
   std::vector<models::ScoreSequence> sequences;
+  sequences.reserve(given.size());
   for (const trainer::Sequence& s : given) {
     sequences.push_back({s.name, s.tokens, s.prompt_tokens, s.temperature});
   }

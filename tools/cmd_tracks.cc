@@ -83,6 +83,7 @@ int Tracks(const Options& o) {
 // Runs the command as a child and waits; its exit status, or 128 and the signal.
 int RunChild(const std::vector<std::string>& command) {
   std::vector<char*> argv;
+  argv.reserve(command.size() + 1);
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   const pid_t child = ::fork();

@@ -133,6 +133,7 @@ Result<Verdict> Train(const Options& o) {
   for (int64_t i = 0; i < o.steps; ++i) {
     // The data's order is the file's, again and again: equal for every arm and across a restart.
     std::vector<trainer::Sequence> batch;
+    batch.reserve(static_cast<size_t>(o.batch));
     for (int64_t b = 0; b < o.batch; ++b) {
       batch.push_back(
           data.train[static_cast<size_t>(progress.data_position++) % data.train.size()]);

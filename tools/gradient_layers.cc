@@ -352,6 +352,7 @@ Result<std::vector<std::pair<std::string, double>>> MovedByBf16(ThreadPool* pool
     }
   }
   std::vector<std::pair<std::string, double>> moved;
+  moved.reserve(count);
   for (size_t i = 0; i < count; ++i)
     moved.emplace_back(model.parameters()[i].name, std::sqrt(squares[i] / kDraws));
   return moved;

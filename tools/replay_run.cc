@@ -24,6 +24,7 @@ Result<int> RunSelf(const std::vector<std::string>& args, bool loud) {
   std::vector<std::string> all = {"tare"};
   all.insert(all.end(), args.begin(), args.end());
   std::vector<char*> argv;
+  argv.reserve(all.size() + 1);
   for (std::string& a : all) argv.push_back(a.data());
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;

@@ -37,7 +37,8 @@ struct Region {
   explicit Region(size_t bytes) : mapped(bytes + kHugePage), size(bytes) {
     mapping = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapping == MAP_FAILED) return;
-    begin = reinterpret_cast<char*>(RoundUp(reinterpret_cast<uintptr_t>(mapping), kHugePage));
+    const auto at = reinterpret_cast<uintptr_t>(mapping);
+    begin = static_cast<char*>(mapping) + (RoundUp(at, kHugePage) - at);
     (void)::madvise(begin, size, MADV_HUGEPAGE);  // a wish: its refusal changes nothing
   }
   ~Region() {

@@ -586,8 +586,10 @@ TEST_F(EngineUpdate, SlowThousandVanishedAndSlowClients) {
                                    "{}\r\n\r\n{}",
                                    body.size(), body));
       ASSERT_TRUE(client.ok()) << i;
-      if (i % 3 == 1) leaving.push_back(std::move(client));
-      if (i % 3 == 2) deaf.push_back(std::move(client));
+      if (i % 3 == 1)
+        leaving.push_back(std::move(client));
+      else if (i % 3 == 2)
+        deaf.push_back(std::move(client));
       if (i % 100 == 50) {
         ExpectSame(victim(), alone);
         ++victims;

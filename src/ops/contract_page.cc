@@ -95,6 +95,7 @@ std::string ContractIndex() {
       "| operator | backward | dtypes | contracts |\n|---|---|---|---|\n";
   for (const OpInfo* op : AllOps()) {
     std::vector<std::string_view> dtypes;
+    dtypes.reserve(op->dtypes.size());
     for (DType dtype : op->dtypes) dtypes.push_back(DTypeName(dtype));
     text += fmt::format("| [{0}]({0}.md) | {1} | {2} | {3} |\n", op->name,
                         op->backward != nullptr ? "yes" : "no", fmt::join(dtypes, ", "),

@@ -198,7 +198,7 @@ class Judging {
       Say(Verdict::kRefused, reason::kReceiptContradicted, "{}", bytes.status().message());
       return std::nullopt;
     }
-    if (Hex(Sha256Of(*bytes)) != p.at("sha256")) {
+    if (p.at("sha256") != Hex(Sha256Of(*bytes))) {
       Say(Verdict::kRefused, reason::kReceiptContradicted, "{}: its SHA-256 is not the receipt's",
           file);
       return std::nullopt;
@@ -395,7 +395,7 @@ class Judging {
       const std::string file = entry.at("file");
       const Result<std::string> bytes = env_->ReadFile(directory_ + "/" + file);
       if (file.find('/') != std::string::npos || !bytes.ok() ||
-          Hex(Sha256Of(*bytes)) != entry.at("sha256")) {
+          entry.at("sha256") != Hex(Sha256Of(*bytes))) {
         Say(Verdict::kRefused, reason::kReceiptContradicted, "{}: missing or changed", file);
         return;
       }

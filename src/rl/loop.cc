@@ -371,6 +371,7 @@ Status Loop::Update(int64_t version, std::vector<Sampled>* samples, Json* round)
   double total = 0;
   for (int64_t p = 0; p < config_.prompts; ++p) {
     std::vector<float> rewards;
+    rewards.reserve(static_cast<size_t>(config_.group));
     for (int64_t n = 0; n < config_.group; ++n)
       rewards.push_back((*samples)[static_cast<size_t>(p * config_.group + n)].reward);
     const std::vector<float> advantages = GroupAdvantages(rewards, config_.norm_adv_by_std);

@@ -429,6 +429,7 @@ class InMemory {
   }
   std::vector<SafetensorsSpec> Specs() const {
     std::vector<SafetensorsSpec> specs;
+    specs.reserve(sorted_.size());
     for (const auto* item : sorted_)
       specs.push_back({item->first, item->second.dtype(), item->second.shape()});
     return specs;

@@ -267,6 +267,7 @@ Result<std::vector<AuditReport>> Audit(ThreadPool* pool, const AuditInput& input
   TARE_ASSIGN_OR_RETURN(const RouterDecisions narrow_decisions, decide(narrow.get()));
   const auto runs_of = [&](const std::vector<std::vector<double>>* gradient) {
     std::vector<PlainModel<double>::Run> runs;
+    runs.reserve(list.size());
     for (size_t i = 0; i < list.size(); ++i) {
       runs.push_back({list[i].tokens, list[i].prompt_tokens,
                       static_cast<double>(list[i].temperature),

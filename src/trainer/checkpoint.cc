@@ -91,7 +91,7 @@ Status PublishWeights(Env* env, const Trainer& trainer, const std::string& sourc
   const std::string file = staged.path() + "/model.safetensors";
   const std::vector<std::pair<std::string, std::string>> metadata = {{"format", "pt"}};
   if (env->Exists(file)) {
-    const Status over = OverwriteSafetensors(file, tensors, metadata);
+    Status over = OverwriteSafetensors(file, tensors, metadata);
     if (over.ok()) return staged.Commit();
     // With a second name the old bytes are still somebody's.
     if (over.code() != Code::kPrecondition) return over;

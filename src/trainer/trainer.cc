@@ -503,6 +503,7 @@ Result<std::string> Trainer::DeployedHash() const {
 
 Result<std::string> Trainer::MasterHash() const {
   std::vector<std::pair<std::string, Tensor>> tensors;
+  tensors.reserve(master_.size());
   for (size_t i = 0; i < master_.size(); ++i)
     tensors.emplace_back(model_.parameters()[i].name, master_[i]);
   return HashOf(tensors, pool_);

@@ -31,6 +31,7 @@ Contract ContractOf(const Params& p, Profile profile) {
   constexpr const char* kReference =
       "  mc = max(s of the tile) * c; r' = mc <= r + 14 ? r : ceil(mc), NaN where infinite; alpha "
       "= exp2(r - r'), 1 in the first visible tile";
+  // NOLINTBEGIN(bugprone-suspicious-missing-comma): long lines are cut.
   c.formula = {
       fmt::format("s[j] = chain(d ascending) of {}(q[d], k[j, d], .)", step),
       p.softcap != 0.0f ? "s[j] = tanh(s[j] * (scale / cap)) * cap; c = log2e"
@@ -64,6 +65,7 @@ Contract ContractOf(const Params& p, Profile profile) {
                   "{}(dS or {}(p), q or dout, .), cut every unit_rows rows; cuts, then heads of "
                   "the group, added ascending",
                   t, t, step, t)};
+  // NOLINTEND(bugprone-suspicious-missing-comma)
   if (p.sink)
     c.backward.push_back(
         "dsink += per unit: lanes(32) over its rows of -(exp2(t2 - lse2) * delta)");

@@ -389,6 +389,7 @@ void DecodeJoinImpl(const Params& p, const Args& a, const Run& run, int64_t kv_h
     } else {
       lse = rt + log2(l);
     }
+    // rt - rt: NaN where the reference is not finite. NOLINTNEXTLINE(misc-redundant-expression)
     const VF inverse = hn::Set(df, 1.0f / l + (rt - rt)), fv = hn::Set(df, f);
     for (int64_t x = 0; x < d; x += kL) {
       VF v = hn::Load(df, total.o + x);

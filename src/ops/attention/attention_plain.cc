@@ -141,6 +141,7 @@ RowResult AttendRow(const Rules& rules, std::vector<float> q, int64_t i, float s
       for (int64_t j = tile; j < end; ++j) rows.push_back(value(j));
       for (int64_t x = 0; x < d; ++x) {
         std::vector<float> column;
+        column.reserve(rows.size());
         for (const auto& row : rows) column.push_back(row[static_cast<size_t>(x)]);
         float& ox = o[static_cast<size_t>(x)];
         ox = rules.Chain(prob.data(), column.data(), end - tile, ox * alpha);
@@ -171,6 +172,7 @@ RowResult AttendRow(const Rules& rules, std::vector<float> q, int64_t i, float s
   } else {
     result.lse2 = r + numerics::Log2(l);
   }
+  // r - r: NaN where the reference is not finite. NOLINTNEXTLINE(misc-redundant-expression)
   const float inverse = 1.0f / l + (r - r);
   for (float& x : total) x = x * inverse + 0.0f;
   result.out = std::move(total);
@@ -258,6 +260,7 @@ Status PlainBackward(const Ctx& ctx, const Params& params, const BackwardArgs& a
     ctx.pool->ParallelFor(params.kv_heads, [&](int64_t kv_head) {
       const auto rows_of = [&](const void* data, int64_t s, int64_t begin, int64_t head) {
         std::vector<std::vector<float>> rows;
+        rows.reserve(static_cast<size_t>(n));
         for (int64_t i = 0; i < n; ++i)
           rows.push_back(Row(data, params.dtype, (begin + i) * s + head * d, d));
         return rows;

@@ -19,6 +19,7 @@ Params ParamsOf(const OpKey& key) {
 std::vector<int32_t> SlotRows(const OpKey& key, int64_t rows) {
   const int64_t k = key.dim("top_k");
   std::vector<int32_t> slot_row;
+  slot_row.reserve(static_cast<size_t>(rows * k));
   for (int64_t i = 0; i < rows * k; ++i) {
     slot_row.push_back(
         static_cast<int32_t>(key.variant == "turned" ? i / k * k + (k - 1 - i % k) : i));

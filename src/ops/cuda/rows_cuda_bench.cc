@@ -34,7 +34,6 @@
 namespace tare::ops {
 namespace {
 
-using cuda::Arm;
 using cuda::Bench;
 
 // Device memory from one block, zero-filled; what is random is written from the host.
@@ -173,6 +172,7 @@ Result<std::vector<Row>> Rows(Pool& pool, const Sizes& z, cudaStream_t stream) {
   auto* sin = pool.Take<float>(static_cast<int64_t>(table.sin.size()));
   auto* positions = pool.Take<int32_t>(z.tokens);
   std::vector<int32_t> ascending;
+  ascending.reserve(static_cast<size_t>(z.tokens));
   for (int64_t i = 0; i < z.tokens; ++i) ascending.push_back(static_cast<int32_t>(i));
   TARE_RETURN_IF_ERROR(Upload(cos, table.cos));
   TARE_RETURN_IF_ERROR(Upload(sin, table.sin));
@@ -318,6 +318,7 @@ Result<std::vector<Row>> Rows(Pool& pool, const Sizes& z, cudaStream_t stream) {
   auto* token_ids = pool.Take<int32_t>(z.tokens);
   std::vector<int32_t> words;
   const int64_t vocab_rows = std::min<int64_t>(z.vocab, z.tokens * 2 * z.width / z.hidden);
+  words.reserve(static_cast<size_t>(z.tokens));
   for (int64_t i = 0; i < z.tokens; ++i)
     words.push_back(static_cast<int32_t>(Next() % static_cast<uint64_t>(vocab_rows)));
   TARE_RETURN_IF_ERROR(Upload(token_ids, words));

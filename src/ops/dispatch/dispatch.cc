@@ -84,7 +84,7 @@ Result<Plan> BuildPlan(int64_t rows, int64_t top_k, int64_t experts, const int32
       return InvalidArgument("dispatch: row {} slot {} names expert {}; -1 or [0, {})", i / top_k,
                              i % top_k, ids[i], experts);
     }
-    if (ids[i] >= 0) ++plan.offsets[static_cast<size_t>(ids[i] + 1)];
+    if (ids[i] >= 0) ++plan.offsets[static_cast<size_t>(ids[i]) + 1];
   }
   for (size_t e = 1; e < plan.offsets.size(); ++e) plan.offsets[e] += plan.offsets[e - 1];
   std::vector<int64_t> next(plan.offsets.begin(), plan.offsets.end() - 1);

@@ -55,6 +55,7 @@ const OpInfo& Info() {
     op->forward = [](const Ctx& ctx, const OpKey& key, const ForwardCall& call) -> Status {
       const Params p = ParamsOf(key);
       std::vector<int32_t> row_token;
+      row_token.reserve(static_cast<size_t>(call.rows * p.top_k));
       for (int64_t r = 0; r < call.rows * p.top_k; ++r)
         row_token.push_back(static_cast<int32_t>(r / p.top_k));
       Args a;
@@ -68,6 +69,7 @@ const OpInfo& Info() {
     op->backward = [](const Ctx& ctx, const OpKey& key, const BackwardCall& call) -> Status {
       const Params p = ParamsOf(key);
       std::vector<int32_t> slot_row;
+      slot_row.reserve(static_cast<size_t>(call.rows * p.top_k));
       for (int64_t r = 0; r < call.rows * p.top_k; ++r) slot_row.push_back(static_cast<int32_t>(r));
       BackwardArgs a;
       a.rows = call.rows;

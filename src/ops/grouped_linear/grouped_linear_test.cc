@@ -93,6 +93,7 @@ TEST_P(GroupedLinear, EveryRowIsLinearWithItsExpertsWeight) {
             .y = alone.data()};
         ASSERT_TRUE(
             linear::PlainForward({.pool = &pool, .profile = GetParam()}, r.p.linear, a).ok());
+        // Bits are meant. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
         ASSERT_EQ(0,
                   std::memcmp(alone.data(), static_cast<const float*>(y.data()) + i * kN, kN * 4))
             << "row " << i;

@@ -133,6 +133,7 @@ Status PackedWeight::Refill(ThreadPool* pool, const void* w) {
 
 std::vector<gemm::Group> ForwardGroups(const Params& params) {
   std::vector<gemm::Group> groups;
+  groups.reserve(static_cast<size_t>(params.segments));
   for (int64_t s = 0; s < params.segments; ++s) {
     groups.push_back({{params.k * s / params.segments, params.k * (s + 1) / params.segments}});
   }

@@ -85,7 +85,7 @@ float Tree(std::vector<float> v) {
 }
 
 // Groups as a fault would have them for this many rows.
-std::vector<gemm::Group> FaultyGroups(std::vector<gemm::Group> groups, int64_t rows,
+std::vector<gemm::Group> FaultyGroups(const std::vector<gemm::Group>& groups, int64_t rows,
                                       fault::Side side) {
   int64_t cut = 0;
   if (fault::Active(kSplitByRows, side) && rows <= 4) cut = 4;

@@ -271,7 +271,7 @@ Partial FaultyRow(const std::vector<float>& z, const Faults& f) {
 void Finish(const Params& p, const Args& a, int64_t t, const void* row, float temperature,
             Partial whole) {
   const float nan = __builtin_bit_cast(float, 0x7fffffffu);
-  if (whole.l != whole.l) whole = {nan, nan, nan};
+  if (std::isnan(whole.l)) whole = {nan, nan, nan};
   const float log_sum = numerics::Log(whole.l);
   const int32_t target = a.targets[t];
   float logprob = 0.0f;

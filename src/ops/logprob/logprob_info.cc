@@ -22,6 +22,7 @@ Contract ContractOf(const Params& p) {
   c.op = "logprob";
   c.version = 2;  // 2: exp and what is made of it keep the rounding of the reduced argument
   c.variant = fmt::format("{}-logits", DTypeName(p.logits_dtype));
+  // NOLINTBEGIN(bugprone-suspicious-missing-comma): long lines are cut.
   c.formula = {"z = f32(logit) / T; T = 1 divides by nothing",
                "leaf i of eight: ids [i * ceil(V/8), (i + 1) * ceil(V/8)); blocks of 128 ids from "
                "the leaf's start",
@@ -35,6 +36,7 @@ Contract ContractOf(const Params& p) {
                "blocks ascending inside a leaf, leaves by the tree of neighbours",
                "logprob = (z[target] - m) - log(l); entropy = log(l) - u / l; without a target "
                "logprob = +0"};
+  // NOLINTEND(bugprone-suspicious-missing-comma)
   c.backward = {
       "q = (z - m) - log(l); p = exp(q); dz = dlogprob * (1[i = target] - p)",
       "with dentropy: dz = fma(-dentropy, p * (q + entropy), dz), the product +0 where p = 0",

@@ -56,6 +56,7 @@ Contract ContractOf(const Params& p) {
   c.op = "rope";
   c.variant = fmt::format("{}-{}{}", p.layout == Layout::kHalfSplit ? "half-split" : "interleaved",
                           ScalingName(p.scaling), p.rotary_dim < p.head_dim ? "-partial" : "");
+  // NOLINTBEGIN(bugprone-suspicious-missing-comma): long lines are cut.
   c.formula = {
       "frequency(i) in f64: theta^(-2i/R), scaled as the variant says (linear: f / factor; llama3 "
       "and yarn: the "
@@ -67,6 +68,7 @@ Contract ContractOf(const Params& p) {
                   DTypeName(p.dtype)),
       p.layout == Layout::kHalfSplit ? "pairs (i, i + R/2)" : "pairs (2i, 2i + 1)",
       "elements from R on are copied"};
+  // NOLINTEND(bugprone-suspicious-missing-comma)
   c.backward = {fmt::format("dx1 = {0}(fma(dy1, c, dy2 * s)); dx2 = {0}(fma(dy2, c, -(dy1 * s)))",
                             DTypeName(p.dtype))};
   c.constants = {{"head_dim", std::to_string(p.head_dim)},

@@ -168,7 +168,7 @@ Status Forward(const Ctx& ctx, const Params& given, const Args& args) {
     float* z = Scratch(static_cast<size_t>(padded));
     HWY_DYNAMIC_DISPATCH(Widen)(params, args.logits, bad.load(), padded, z);
     int64_t expert = 0;
-    while (z[expert] == z[expert]) ++expert;
+    while (!std::isnan(z[expert])) ++expert;
     return InvalidArgument("router: the logit of row {} expert {} is NaN", bad.load(), expert);
   }
   const bool ties_high = fault::Active(kTiesHigh, ctx.side);

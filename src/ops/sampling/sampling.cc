@@ -202,7 +202,7 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
     return fmt::format("sampling: the largest logit of row {} is {}; finite", b, maximum);
   const bool ties_high = fault::Active(kTiesHigh, ctx.side);
   std::vector<uint8_t> in(vocab, 1);
-  int64_t kept = p.vocab;
+  int64_t kept = 1;
   int64_t token = -1;
   if (greedy) {
     for (int64_t i = 0; i < p.vocab; ++i) {
@@ -210,7 +210,6 @@ std::string SampleRow(const Ctx& ctx, const Params& p, const Args& a, int64_t b)
       if (z[static_cast<size_t>(i)] == maximum && (token < 0 || ties_high)) token = i;
     }
     in[static_cast<size_t>(token)] = 1;
-    kept = 1;
   } else {
     std::vector<float> e(vocab);
     std::vector<uint64_t> w(vocab);
@@ -388,7 +387,7 @@ Result<int32_t> Argmax(const float* values, int64_t count) {
   if (count < 1) return InvalidArgument("argmax of no value");
   int64_t best = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (values[i] != values[i]) return InvalidArgument("argmax: value {} is NaN", i);
+    if (std::isnan(values[i])) return InvalidArgument("argmax: value {} is NaN", i);
     if (values[i] > values[best]) best = i;
   }
   return static_cast<int32_t>(best);

@@ -14,6 +14,7 @@ Contract ContractOf(const Params& p) {
   Contract c;
   c.op = "sampling";
   c.variant = fmt::format("{}-logits", DTypeName(p.logits_dtype));
+  // NOLINTBEGIN(bugprone-suspicious-missing-comma): long lines are cut.
   c.formula = {
       "z = f32(logit) / T; T = 0 is greedy: the argmax, lowest id, kept alone, logprob at T = 1",
       "w = u64(exp2((z - max) * log2e) * 2^40), truncated",
@@ -26,6 +27,7 @@ Contract ContractOf(const Params& p) {
       "token = the lowest kept id whose running sum of w in id order exceeds t",
       "logprob = log-softmax of the logprob contract over all ids; processed_logprob over the kept "
       "set, other ids -inf"};
+  // NOLINTEND(bugprone-suspicious-missing-comma)
   c.leaves = 8;
   c.block = 128;
   c.inputs = {{"logits", Name(p.logits_dtype), "[B, V], rows strided"},

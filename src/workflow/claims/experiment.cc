@@ -247,6 +247,7 @@ GateJudgement JudgeOperatorCase(const Json& document) {
             fmt::format("{}: every input lies contiguous, so strides were never read", op),
             "add a captured case whose rows do not follow one another");
   std::vector<std::string> names;
+  names.reserve(cases.size());
   for (const Case& c : cases) names.push_back(c.name);
   ScopeBox box = BoxOf({.shape = std::move(names), .topology = "one operator"});
   box.path = {op};

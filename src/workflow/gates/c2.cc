@@ -103,6 +103,7 @@ std::vector<size_t> ChooseLayers(const std::vector<LayerShape>& layers, size_t m
   const std::set<std::string> all = FeaturesOf(layers);
   const auto keeps = [&](const std::vector<size_t>& chosen) {
     std::vector<LayerShape> picked;
+    picked.reserve(chosen.size());
     for (const size_t i : chosen) picked.push_back(layers[i]);
     const std::set<std::string> got = FeaturesOf(picked);
     return std::includes(got.begin(), got.end(), all.begin(), all.end());

@@ -103,7 +103,7 @@ Result<Json> Assemble(const Json& subject, const LoopRun& run, const Json& loop,
                               PathFrom(second, RunOf(second, "base", name, 0), false)});
     repacked["shuffled"][name] = PathFrom(first, RunOf(first, "shuffled", name, 0), false);
   }
-  const Json weights = first.at("weights"), master = first.at("master");
+  const Json &weights = first.at("weights"), &master = first.at("master");
   const auto conversion = [](const char* step, const char* a, const char* b, const char* rounding,
                              const Json& from, const Json& to) {
     return Json{{"step", step},         {"from_format", a}, {"to_format", b}, {"scale", "none"},

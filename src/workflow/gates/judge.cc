@@ -185,7 +185,7 @@ std::string Field::Str() const {
 }
 
 std::string Field::OneOf(std::initializer_list<std::string_view> values) const {
-  const std::string text = Text();
+  std::string text = Text();
   for (std::string_view value : values) {
     if (text == value) return text;
   }
@@ -350,7 +350,7 @@ void Judging::Find(Verdict verdict, std::string_view row, std::string_view reaso
       {verdict, std::string(reason), std::string(row), std::move(detail), std::move(next)});
 }
 
-void Judging::Pass(std::string_view row, std::string detail) {
+void Judging::Pass(std::string_view row, std::string_view detail) {
   auto it = passes_.find(row);
   if (it == passes_.end()) {
     it = passes_.emplace(std::string(row), std::pair<size_t, std::string>{}).first;
@@ -359,7 +359,8 @@ void Judging::Pass(std::string_view row, std::string detail) {
   ++it->second.first;
   if (detail.empty()) return;
   std::string& text = it->second.second;
-  text += text.empty() ? std::move(detail) : "; " + detail;
+  if (!text.empty()) text += "; ";
+  text += detail;
 }
 
 void Judging::NotCovered(std::string_view row, std::string what, std::string next) {
@@ -368,8 +369,9 @@ void Judging::NotCovered(std::string_view row, std::string what, std::string nex
 
 void Judging::Cover(ScopeBox box) { covers_.Add(std::move(box)); }
 
-void Judging::Provisional(std::string why) {
-  provisional_ += provisional_.empty() ? std::move(why) : "; " + why;
+void Judging::Provisional(std::string_view why) {
+  if (!provisional_.empty()) provisional_ += "; ";
+  provisional_ += why;
 }
 
 void Judging::Note(std::string text) { notes_.push_back(std::move(text)); }

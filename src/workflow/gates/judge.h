@@ -159,13 +159,13 @@ class Judging {
   // A finding whose verdict differs from the usual one of its reason.
   void Find(Verdict verdict, std::string_view row, std::string_view reason, std::string detail,
             std::string next = {});
-  void Pass(std::string_view row, std::string detail);
+  void Pass(std::string_view row, std::string_view detail);
   // Something that the gate does not have to show, and did not: part of the scope, not of the
   // verdict. A thing that must be shown is a Require with a `not-covered` reason.
   void NotCovered(std::string_view row, std::string what, std::string next);
   // What a pass covers. A pass without a box becomes `inconclusive nothing-compared`.
   void Cover(ScopeBox box);
-  void Provisional(std::string why);  // a pass that later events turn stale (A-35, TRACK-08)
+  void Provisional(std::string_view why);  // a pass that later events turn stale (A-35, TRACK-08)
   void Note(std::string text);
 
   // The gravest finding gives the verdict. Nothing checked is inconclusive, never a pass.

@@ -154,7 +154,7 @@ Result<Json> Make(const Json& receipt, const std::map<std::string, std::string>&
       const std::string file = path.at("file");
       const auto it = files.find(file);
       if (it == files.end()) return InvalidArgument("{}: the file is not there", file);
-      flushed = flushed && Hex(Sha256Of(it->second)) == path.at("sha256");
+      flushed = flushed && path.at("sha256") == Hex(Sha256Of(it->second));
       Result<Json> one =
           PathOf(path, it->second, version, temperature, runtime.at("vocabulary").get<int64_t>());
       if (!one.ok()) return one.status().Annotate(file);

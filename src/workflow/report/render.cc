@@ -60,8 +60,9 @@ std::vector<double> Ticks(double low, double high, int wanted) {
     }
   }
   std::vector<double> ticks;
-  for (double t = std::ceil(low / step) * step; t <= high + step * 1e-9; t += step) {
-    ticks.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
+  const double first = std::ceil(low / step);
+  for (int i = 0; (first + i) * step <= high + step * 1e-9; ++i) {
+    ticks.push_back((first + i) * step + 0.0);  // no -0
   }
   return ticks;
 }
