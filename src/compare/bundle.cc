@@ -45,7 +45,7 @@ Result<std::string> ReadFile(Env* env, const Bundle& bundle, const std::string& 
   const auto at = files.find(name);
   if (at == files.end()) return Error(Code::kNotFound, "{} holds no {}", bundle.path, name);
   TARE_ASSIGN_OR_RETURN(std::string bytes, env->ReadFile(bundle.path + "/" + name));
-  if (!at->is_string() || Hex(Sha256Of(bytes)) != *at) {
+  if (!at->is_string() || *at != Hex(Sha256Of(bytes))) {
     return DataLoss("{}/{} does not match its digest in bundle.json: the bundle was altered",
                     bundle.path, name);
   }

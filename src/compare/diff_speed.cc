@@ -70,6 +70,7 @@ Result<Tensor> Noise(Shape shape, uint64_t seed, uint16_t flip) {
 Status WriteSet(Env* env, const std::string& path, int64_t tensors, const Shape& shape,
                 uint16_t flip) {
   std::vector<SafetensorsSpec> specs;
+  specs.reserve(static_cast<size_t>(tensors));
   for (int64_t i = 0; i < tensors; ++i) {
     specs.push_back({fmt::format("layers.{:06}.weight", i), DType::kBF16, shape});
   }

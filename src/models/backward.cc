@@ -522,6 +522,7 @@ Status Backward(const ops::Ctx& ctx, const Model& model, const Batch& batch,
     return InvalidArgument("a gradient for the entropy needs Batch::entropy in the forward");
   }
   std::vector<ops::TokenSequence> sequences;
+  sequences.reserve(batch.runs.size());
   for (size_t r = 0; r < batch.runs.size(); ++r) {
     sequences.push_back(
         {prepared.layout.row_of_run[r], static_cast<int64_t>(batch.runs[r].tokens.size())});

@@ -257,6 +257,7 @@ Status CheckLayout(std::vector<RawTensor>* tensors, uint64_t alignment, uint64_t
 template <typename T, typename NameOf>
 Status CheckUnique(const std::vector<T>& items, const char* what, NameOf name_of) {
   std::vector<std::string_view> names;
+  names.reserve(items.size());
   for (const T& item : items) names.push_back(name_of(item));
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());

@@ -1,5 +1,6 @@
 #include "tensor/gguf_blocks.h"
 
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -201,7 +202,7 @@ void DequantizeGguf(const GgufTypeInfo& type, const void* src, float* dst, int64
   for (int64_t at = 0; at < elements; at += type.block_elements, block += type.block_bytes) {
     float* y = dst + at;
     function(block, y);
-    for (int64_t i = 0; i < type.block_elements; ++i) y[i] = y[i] != y[i] ? nan : y[i];
+    for (int64_t i = 0; i < type.block_elements; ++i) y[i] = std::isnan(y[i]) ? nan : y[i];
   }
 }
 

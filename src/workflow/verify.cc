@@ -88,7 +88,7 @@ class Verifier {
   }
 
  private:
-  void Add(std::string_view code, std::string_view where, std::string message) {
+  void Add(std::string_view code, std::string_view where, std::string_view message) {
     std::lock_guard<std::mutex> hold(mutex_);
     report_.findings.push_back({std::string(code), Printable(where), Printable(message)});
   }

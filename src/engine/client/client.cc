@@ -78,7 +78,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     response.body = std::move(message.body());
     *result_ = std::move(response);
     error_code ignored;
-    (void)stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+    stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
   }
 
   beast::tcp_stream stream_;

@@ -48,9 +48,9 @@ double Cost(const GemmConfig& c, Pass pass, int64_t m, int64_t n, const Arch& ar
   const int64_t tiles = CeilDiv(m, c.bm * c.cluster_m) * CeilDiv(n, c.bn * c.cluster_n);
   const int64_t waves = CeilDiv(tiles, at_once);
   const double compute = c.bm * c.bn / 32.0;
+  const int row_blocks = c.bm / 64;
   const double shared =
-      static_cast<double>(4 * (c.bm / 64) * (2048 + 32 * c.bn) + 128 * (c.bm + c.b_columns())) /
-      128;
+      (4 * row_blocks * (2048 + 32 * c.bn) + 128 * (c.bm + c.b_columns())) / 128.0;
   double cost =
       static_cast<double>(waves) * (std::max(compute, shared) * (1 + 0.05 * c.levels) + 30);
   if (pass == Pass::kDw) return static_cast<double>(waves) * (std::max(compute, shared) + 30);

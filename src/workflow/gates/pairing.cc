@@ -64,6 +64,7 @@ Pairing ReadPairing(const Field& field) {
 
 Slowdown SlowdownOf(const BenchPoint& point) {
   std::vector<double> logs;
+  logs.reserve(point.pairs.size());
   for (const BenchPair& pair : point.pairs)
     logs.push_back(std::log(Throughput(pair.off) / Throughput(pair.on)));
   const double n = static_cast<double>(logs.size());
