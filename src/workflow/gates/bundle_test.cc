@@ -346,6 +346,29 @@ TEST(BundleTest, TheHonestTaskPasses) {
   EXPECT_EQ(a.performance, Verdict::kPass);
 }
 
+// The same document with the members of every object the other way round.
+Json Turned(const Json& value) {
+  Json out = value;
+  if (value.is_object()) {
+    out = Json::object();
+    for (auto it = value.rbegin(); it != value.rend(); ++it) out[it.key()] = Turned(it.value());
+  } else if (value.is_array()) {
+    for (Json& element : out) element = Turned(element);
+  }
+  return out;
+}
+
+// Collectors write C8's recipe as it was given and C9's sorted: each document against the others,
+// and against the ledger, with its members in another order.
+TEST(BundleTest, TheOrderOfMembersMeansNothing) {
+  for (const auto& [gate, doc] : TheHonestTask().docs) {
+    std::map<std::string, Json> docs = TheHonestTask().docs;
+    docs[gate] = Turned(doc);
+    const TaskJudgement judged = JudgeDocuments(docs, TheHonestTask().facts);
+    EXPECT_EQ(judged.verdict, Verdict::kPass) << gate << "\n" << Explain(judged);
+  }
+}
+
 TEST(BundleTest, OneForgedFieldSealedAgainNeverPasses) {
   const Tally tally = Sweep(2);
   fmt::print("{} values and {} removals forged and sealed again, {} harmless by design\n",

@@ -26,6 +26,8 @@ const Json& Look(const Json& doc, std::string_view pointer) {
 std::string Text(const Json& value) {
   return value.is_string() ? value.get<std::string>() : std::string();
 }
+// Members in any order: two documents say the same whoever wrote them.
+bool Same(const Json& a, const Json& b) { return nlohmann::json(a) == nlohmann::json(b); }
 
 class TaskJudge {
  public:
@@ -90,7 +92,7 @@ class TaskJudge {
             reason::kVerdictContradicted,
             fmt::format("{}: the ledger says {} {}, the evidence shows {} {}", gate, r.verdict,
                         r.reason, VerdictName(judged.verdict), judged.reason));
-    Require(judged.verdict != Verdict::kPass || r.scope == judged.scope.at("covers"), gate,
+    Require(judged.verdict != Verdict::kPass || Same(r.scope, judged.scope.at("covers")), gate,
             reason::kVerdictContradicted,
             fmt::format("{}: the recorded scope is not what the evidence covers", gate));
   }
@@ -122,7 +124,7 @@ class TaskJudge {
           subject_of = it->first;
           subject = s;
         }
-        Require(s == subject, it->first, reason::kSubjectDiffers,
+        Require(Same(s, subject), it->first, reason::kSubjectDiffers,
                 fmt::format("{} is about another subject than {}", it->first, subject_of));
       }
       const Json& a = Look(it->second, "/agreement");
@@ -131,7 +133,7 @@ class TaskJudge {
           agreement_of = it->first;
           agreement = a;
         }
-        Require(a == agreement, it->first, reason::kSubjectDiffers,
+        Require(Same(a, agreement), it->first, reason::kSubjectDiffers,
                 fmt::format("{} rests on another agreement than {}", it->first, agreement_of));
       }
     }
@@ -151,7 +153,7 @@ class TaskJudge {
       used["evaluation"] = {{"declared", Look(evaluation, "/declared")},
                             {"margin_ppm", Look(evaluation, "/margin_ppm")}};
     }
-    Require(used == *facts_.tolerances, "C7", reason::kToleranceAfterResult,
+    Require(Same(used, *facts_.tolerances), "C7", reason::kToleranceAfterResult,
             fmt::format("the tolerances are not those of the earlier {}", kToleranceName));
   }
 
@@ -186,8 +188,9 @@ class TaskJudge {
               fmt::format("stage {} has no recorded evidence", Text(Look(stage, "/axis"))));
     }
     const auto c8 = docs_.find("C8");
-    Require(c8 == docs_.end() || Look(doc, "/two_step/recipe") == Look(c8->second, "/loop/recipe"),
-            "C9", reason::kConfigDiffers, "the two-step acceptance is not what C8 ran");
+    Require(
+        c8 == docs_.end() || Same(Look(doc, "/two_step/recipe"), Look(c8->second, "/loop/recipe")),
+        "C9", reason::kConfigDiffers, "the two-step acceptance is not what C8 ran");
     const Json& confirmation = Look(doc, "/confirmation");
     if (confirmation.is_null()) return;
     const auto person = facts_.confirmed_by.find("C9");
@@ -236,7 +239,7 @@ class TaskJudge {
     // The loop on the delivery image is a loop of its own, not C8's receipt again.
     const auto c8 = docs_.find("C8");
     if (c8 != docs_.end()) {
-      Require(Look(doc, "/loop/recipe") == Look(c8->second, "/loop/recipe"), "C10",
+      Require(Same(Look(doc, "/loop/recipe"), Look(c8->second, "/loop/recipe")), "C10",
               reason::kConfigDiffers, "the delivery's loop ran another recipe than C8");
     }
   }
