@@ -76,13 +76,19 @@ Status CheckSizes(const Params& p, int64_t tokens, std::span<const Run> runs) {
   return Ok();
 }
 
-// Slots of the splits' parts: `runs` runs that go to the decode kernel, keys up to `max_keys`.
+// Splits that a run of few rows can see, keys up to `max_keys`.
+int64_t MostSplits(const Params& p, int64_t max_keys) {
+  const int64_t splits = CeilDiv(max_keys, p.kv_split);
+  if (p.window == 0) return splits;
+  const auto group = static_cast<int>(p.q_heads / p.kv_heads);
+  return std::min(splits, (p.window + gpu::MaxDecodeRows(group)) / p.kv_split + 2);
+}
+
+// Slots of the splits' parts: `runs` runs that go to the decode kernel.
 int64_t PartSlots(const Params& p, int64_t runs, int64_t max_keys) {
   const auto group = static_cast<int>(p.q_heads / p.kv_heads);
   const int64_t blocks = CeilDiv(gpu::MaxDecodeRows(group), gpu::kDecodeRows);
-  int64_t splits = CeilDiv(max_keys, p.kv_split);
-  if (p.window != 0)
-    splits = std::min(splits, (p.window + gpu::MaxDecodeRows(group)) / p.kv_split + 2);
+  const int64_t splits = MostSplits(p, max_keys);
   return splits <= 1 ? 0 : runs * blocks * splits * p.kv_heads * gpu::kDecodeRows;
 }
 
@@ -151,6 +157,9 @@ Status ForwardCuda(const Ctx& ctx, const Params& params, const Args& a) {
   f.num_runs = static_cast<int>(a.runs.size());
   f.kv_tile = static_cast<int>(p.kv_tile);
   f.kv_split = static_cast<int>(p.kv_split);
+  f.by_group = gpu::Divider(group), f.by_kv_heads = gpu::Divider(p.kv_heads);
+  f.by_q_heads = gpu::Divider(p.q_heads), f.by_kv_split = gpu::Divider(p.kv_split);
+  f.by_page_size = gpu::Divider(a.kv.page_size);
   // A window longer than every sequence sees everything.
   f.window = static_cast<int>(std::min<int64_t>(p.window, int64_t{1} << 30));
   f.c = ScoreScale(p);
@@ -176,6 +185,7 @@ Status ForwardCuda(const Ctx& ctx, const Params& params, const Args& a) {
       const int64_t count = last / p.kv_split - first / p.kv_split + 1;
       splits = splits || count > 1;
       decode_units += count * CeilDiv(flat, gpu::kDecodeRows);
+      f.decode_blocks += CeilDiv(flat, gpu::kDecodeRows) * p.kv_heads;
       decode_rows += run.q_rows;
       most_keys = std::max(most_keys, last + 1);
       ++decode_runs;
@@ -190,6 +200,7 @@ Status ForwardCuda(const Ctx& ctx, const Params& params, const Args& a) {
   Run* room = a.device_runs == nullptr ? pieces.Take<Run>(f.num_runs) : nullptr;
   if (fast) {
     const int64_t slots = PartSlots(p, decode_runs, most_keys);
+    f.most_splits = static_cast<int>(MostSplits(p, most_keys));
     f.part_o = pieces.Take<float>(slots * d);
     f.part_rl = pieces.Take<float>(slots * 2);
     splits = splits || (slots > 0 && a.device_runs != nullptr);

@@ -175,7 +175,8 @@ Output RunForward(Ctx ctx, const Call& c) {
 }
 
 // Runs of lengths on and around every boundary; rows of q between them that belong to none.
-Call RandomCall(std::mt19937& rng, bool fast) {
+// `decodes`: that many runs of few rows instead of a few runs of any length.
+Call RandomCall(std::mt19937& rng, bool fast, int64_t decodes = 0) {
   Call c;
   Params& p = c.params;
   static constexpr int64_t kGroups[] = {1, 1, 2, 3, 4, 4, 5, 8, 12};
@@ -194,7 +195,7 @@ Call RandomCall(std::mt19937& rng, bool fast) {
   p.kv_tile = fast ? 128 : pick(64, 128);
   p.kv_split = pick(256, 256, 512, 1024);
   c.page_size = rng() % 2 == 0 ? 0 : fast ? pick(8, 16, 16, 32, 64, 128, 256) : pick(1, 3, 16, 40);
-  const int64_t count = 1 + static_cast<int64_t>(rng() % 4);
+  const int64_t count = decodes != 0 ? decodes : 1 + static_cast<int64_t>(rng() % 4);
   std::vector<int64_t> keys;
   int64_t most = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -206,6 +207,7 @@ Call RandomCall(std::mt19937& rng, bool fast) {
     Run run;
     run.q_rows = rng() % 2 == 0 ? std::min<int64_t>(n, pick(1, 1, 2, 3, 8))
                                 : std::min<int64_t>(n, 1 + static_cast<int64_t>(rng() % 160));
+    if (decodes != 0) run.q_rows = std::min<int64_t>(n, 1 + static_cast<int64_t>(rng() % 2));
     if (rng() % 16 == 0) run.q_rows = 0;
     run.position = n - run.q_rows;
     run.q_begin = c.tokens + static_cast<int64_t>(rng() % 3);
@@ -291,6 +293,29 @@ void ForwardEqualsCpu(int cases, uint32_t seed) {
 
 TEST_F(AttentionCuda, CudaForwardHasTheBitsOfTheCpu) { ForwardEqualsCpu(120, 1); }
 TEST_F(AttentionCuda, CudaForwardHasTheBitsOfTheCpuSlow) { ForwardEqualsCpu(1000, 2); }
+
+// More items of decode than multiprocessors, so that each takes several, of all lengths.
+void ManyDecodesEqualCpu(int cases, uint32_t seed) {
+  ThreadPool pool(16);
+  std::mt19937 rng(seed);
+  std::map<std::string, int> kernels;
+  const Ctx device = Context(pool, Device::kCuda, Profile::kSm90Mma),
+            host = Context(pool, Device::kCpu, Profile::kSm90Mma);
+  for (int i = 0; i < cases; ++i) {
+    Call c;
+    do {  // rows that decode takes: the group's, or 8 of two tokens
+      c = RandomCall(rng, true, 70 + static_cast<int64_t>(rng() % 80));
+    } while (c.params.q_heads / c.params.kv_heads > 4);
+    const Output gpu = RunForward(device, c), cpu = RunForward(host, c);
+    ++kernels[gpu.kernel];
+    ASSERT_EQ(FirstDifference(gpu.out, cpu.out), "") << "out, case " << i << " " << c.ToString();
+    ASSERT_EQ(FirstDifference(gpu.lse2, cpu.lse2), "") << "lse2, case " << i << " " << c.ToString();
+  }
+  EXPECT_EQ(kernels["attention_fwd_decode"], cases);
+}
+
+TEST_F(AttentionCuda, CudaManyDecodesHaveTheBitsOfTheCpu) { ManyDecodesEqualCpu(20, 8); }
+TEST_F(AttentionCuda, CudaManyDecodesHaveTheBitsOfTheCpuSlow) { ManyDecodesEqualCpu(200, 9); }
 
 struct Gradients {
   Tensor dq, dk, dv, dsink;

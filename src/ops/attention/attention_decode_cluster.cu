@@ -1,9 +1,10 @@
-// Decode for few sequences: a cluster of four CTAs takes what one CTA of attention_decode.cu does,
-// 8 flat rows of one KV head against one split of at most four key tiles. Each CTA makes the scores
-// of one tile; all four read all scores from each other's shared memory and do the same softmax;
-// each then multiplies P with a quarter of V's columns over all tiles. Every chain is the
+// Decode for few sequences: a cluster takes what one CTA of attention_decode.cu does one tile after
+// the other, 8 flat rows of one KV head against one split of at most four key tiles. Each of its
+// kC CTAs makes the scores of a part of the tiles and gives them to the others; all do the same
+// softmax; each then multiplies P with a part of V's columns over all tiles. Where no run has more
+// than two splits, a cluster takes both, and joins them in their order. Every chain is the
 // contract's, so no bit depends on which kernel ran; but everything a split needs is under way at
-// once, where one CTA would wait for tile after tile.
+// once.
 
 #include "ops/attention/attention_decode.cuh"
 #include "ops/cuda/cluster.cuh"
@@ -16,275 +17,304 @@ namespace {
 
 constexpr int kTile = kDecodeTile;
 constexpr int kRows = kDecodeRows;
-constexpr int kThreads = 128;
-constexpr int kCluster = 4;
-constexpr int kTiles = 4;
-constexpr int kKeys = kTiles * kTile;
-constexpr int kScorePitch = kTile + 4;  // f32
-constexpr int kProbPitch = kKeys + 8;   // bf16
+constexpr int kMathWarps = 8;
+constexpr int kLoaders = kMathWarps * 32;  // the same threads
+constexpr int kThreads = kLoaders + 32;    // and the warp of the row sums
+static_assert(kMathWarps == kRows && kMathWarps * 16 == kTile);
 
-template <int kD>
+template <int kD, int kC>
 struct Layout {
-  static constexpr int kOwn = kD / kCluster;  // V's columns of a CTA
-  static constexpr int kProb = 0;             // after the scores: in the place of K
-  static constexpr int kV = kTile * kD * 2;
-  static constexpr int kScores = kV + kKeys * kOwn * 2;
-  static constexpr int kQ = kScores + kRows * kScorePitch * 4;
-  static constexpr int kKeyRows = kQ + kRows * (kD + 8) * 2;  // int32 [512]
-  static constexpr int kSmall = kKeyRows + kKeys * 4;  // f32: alpha [4][8], r, l, f, inverse [8]
-  static constexpr int kBytes = kSmall + (kTiles + 4) * kRows * 4;
-  static_assert(kRows * kProbPitch * 2 <= kV);
-  static_assert(kBytes <= 75 * 1024);
+  static constexpr int kTiles = kBlockTiles / kC;  // whose scores a CTA makes
+  static constexpr int kOwn = kD / kC;             // V's columns of a CTA
+  static constexpr int kV = kTiles * kTile * kD * 2;
+  static constexpr int kScores = kV + kBlockKeys * kOwn * 2;
+  static constexpr int kProb = kScores + kRows * kScorePitch * 4;
+  static constexpr int kQ = kProb + kRows * kProbPitch * 2;
+  static constexpr int kJoinO = kQ + kRows * (kD + 8) * 2;  // float4 a thread of the other split
+  static constexpr int kJoinRl = kJoinO + kOwn / 16 * 32 * 16;  // float2 [8]
+  static constexpr int kJoinBytes = kJoinRl + kRows * 8 - kJoinO;
+  static constexpr int kBarriers = kJoinRl + kRows * 8;  // scores, join
+  static constexpr int kSmall = kBarriers + 16;  // f32: alpha [4][8], r, f, inverse, a, b [8]
+  static constexpr int kBytes = kSmall + (kBlockTiles + 5) * kRows * 4;
 };
 
-// Addresses of 16 bytes: K as in attention_decode.cu; V in rows of kD / 4 elements, so that eight
-// keys' chunks lie in eight different banks of 16 bytes.
-template <int kD>
-__device__ __forceinline__ uint32_t KChunk(uint32_t base, int key, int chunk) {
-  return base + static_cast<uint32_t>(key * (kD * 2) + ((chunk ^ (key % 8)) * 16));
+// Stores to a CTA of the cluster; `barrier` there is told of their bytes.
+__device__ __forceinline__ void StoreAsync4(uint32_t address, const float (&x)[4],
+                                            uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+      : "memory");
 }
-template <int kD>
-__device__ __forceinline__ uint32_t VChunk(uint32_t base, int key, int chunk) {
-  constexpr int kChunks = kD / kCluster / 8, kPerLine = 8 / kChunks;  // keys in 128 bytes
-  return base +
-         static_cast<uint32_t>(key * (kChunks * 16) + ((chunk ^ (key / kPerLine % kChunks)) * 16));
+__device__ __forceinline__ void StoreAsync2(uint32_t address, float x, float y, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          address),
+      "f"(x), "f"(y), "r"(barrier)
+      : "memory");
 }
 
-template <int kD>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 3)
+// An arrival that publishes nothing: unlike ClusterArrive's it does not wait for copies under way.
+__device__ __forceinline__ void ClusterArriveRelaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+// A cluster: kJ splits by kC CTAs each. With kJ = 2 no run has more than two.
+template <int kD, int kC, int kJ>
+__global__ void __launch_bounds__(kThreads, 1)
     attention_decode_cluster_kernel(const __grid_constant__ Forward f) {
-  using L = Layout<kD>;
-  extern __shared__ __align__(16) uint8_t shared[];
+  using L = Layout<kD, kC>;
+  extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t base = sm90::SharedAddress(shared);
   float* scores = reinterpret_cast<float*>(shared + L::kScores);
   auto* prob = reinterpret_cast<__nv_bfloat16*>(shared + L::kProb);
-  auto* q_rows = reinterpret_cast<__nv_bfloat16*>(shared + L::kQ);
-  int* key_rows = reinterpret_cast<int*>(shared + L::kKeyRows);
   float* alpha = reinterpret_cast<float*>(shared + L::kSmall);
-  float* ref = alpha + kTiles * kRows;
-  float* sum = ref + kRows;
-  float* end_f = sum + kRows;
+  float* ref = alpha + kBlockTiles * kRows;
+  float* end_f = ref + kRows;
   float* end_inverse = end_f + kRows;
+  float* join_a = end_inverse + kRows;
+  float* join_b = join_a + kRows;
+  const uint32_t scores_here = base + L::kBarriers, join_here = scores_here + 8;
 
   sm90::LetDependentsStart();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int g = lane / 4, quad = lane % 4;
-  const int rank = static_cast<int>(sm90::ClusterRank());
+  const int rank = static_cast<int>(sm90::ClusterRank()), part = rank % kC, half = rank / kC;
+  if (thread == 0) {
+    sm90::BarrierInit(scores_here, 1);
+    sm90::BarrierInit(join_here, 1);
+    sm90::BarrierInitFence();
+  }
+  ClusterArriveRelaxed();  // begun: others may write here from now on
+  uint32_t parity = 0, join_parity = 0;
   // Items one after the other: a replayed graph may meet longer sequences than it was captured
   // with.
-  for (int64_t item = blockIdx.x / kCluster;; item += gridDim.x / kCluster) {
-    const int kv_head = static_cast<int>(item % f.kv_heads);
-    const Place place =
-        Locate(f.num_runs, item / f.kv_heads, [&](int r) { return UnitsOf(f, f.runs[r]); });
-    if (place.run < 0) return;  // the whole cluster
+#pragma unroll 1
+  for (int item = static_cast<int>(blockIdx.x) / (kC * kJ);;
+       item += static_cast<int>(gridDim.x) / (kC * kJ)) {
+    const int unit = Divide(item, f.by_kv_heads), kv_head = item - unit * f.kv_heads;
+    const UnitPlace place = FindUnit(f.num_runs, unit, [&](int r) {
+      return kJ == 1 ? UnitsOf(f, f.runs[r]) : BlocksOf(f, f.runs[r]);
+    });
+    if (place.run < 0) break;  // the whole cluster
+    const Run run = f.runs[place.run];
+    const int splits = SplitsOf(f, run);
+    const bool idle = half >= splits;  // there is no second split
     const DecodeItem d =
-        MakeDecodeItem(f, f.runs[place.run], kv_head, static_cast<int>(place.index));
-    const Run& run = d.run;
-    const int splits = d.splits, count = d.count, to = d.to;
-    const int first_key = d.FirstKey(), tiles = d.Tiles();
-    const int keys = tiles == 0 ? 0 : to + 1 - first_key;
-
-    for (int k = thread; k < tiles * kTile; k += kThreads)
-      key_rows[k] = static_cast<int>(KeyRow(f, run, min(first_key + k, to)));
-    __syncthreads();
-    if (rank < tiles) {
-      constexpr int kPieces = kD / 8;
+        kJ == 1 ? MakeDecodeItem(f, run, kv_head, place.index)
+                : MakeDecodeItem(f, run, kv_head, splits, place.index, min(half, splits - 1));
+    const int count = d.count, first_key = d.FirstKey(), tiles = idle ? 0 : d.Tiles();
+    const int keys = tiles == 0 ? 0 : d.to + 1 - first_key;
+    const int own_first = part * L::kTiles, own_last = min(own_first + L::kTiles, tiles);
+    const int own_tiles = max(own_last - own_first, 0);
+    const auto load = [&]<int kColumns, int kCount>(const void* data, int64_t row_stride,
+                                                    int column, int row, int first, int to_row,
+                                                    uint32_t to) {
+      // kCount keys of the warp, the first of them `first`; their rows are the lanes' `row`.
+      constexpr int kRowBytes = kColumns * 2, kPieces = kRowBytes / 16, kAtOnce = 32 / kPieces;
+      const auto* from =
+          static_cast<const char*>(data) + (kv_head * kD + column) * 2 + lane % kPieces * 16;
+      const auto stride = static_cast<int>(row_stride) * 2;
 #pragma unroll
-      for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
-        const int key = thread / kPieces + i * (kThreads / kPieces), piece = thread % kPieces;
-        const auto* at = static_cast<const __nv_bfloat16*>(f.k) +
-                         key_rows[rank * kTile + key] * f.k_stride +
-                         static_cast<int64_t>(kv_head) * kD + piece * 8;
-        sm90::CopyAsync16(KChunk<kD>(base, key, piece), at, rank * kTile + key < keys ? 16 : 0);
+      for (int i = 0; i < kCount; i += kAtOnce) {
+        const int key = i + lane / kPieces;
+        sm90::CopyAsync16(ChunkAt<kRowBytes>(to, to_row + key, lane % kPieces),
+                          AtRow(from, __shfl_sync(0xffffffff, row, key), stride),
+                          first + key < keys ? 16 : 0);
       }
-    }
-    sm90::CopyCommit();
-    {
-      constexpr int kPieces = L::kOwn / 8;
-      for (int i = thread; i < tiles * kTile * kPieces; i += kThreads) {
-        const int key = i / kPieces, piece = i % kPieces;
-        const auto* at = static_cast<const __nv_bfloat16*>(f.v) + key_rows[key] * f.v_stride +
-                         static_cast<int64_t>(kv_head) * kD + rank * L::kOwn + piece * 8;
-        sm90::CopyAsync16(VChunk<kD>(base + L::kV, key, piece), at, key < keys ? 16 : 0);
-      }
-    }
-    sm90::CopyCommit();
-    CopyQueryRows<kD, kThreads>(d, q_rows);
-    sm90::CopyWait<1>();  // K is there
-    __syncthreads();
-
-    // Scores: keys are the 16-row side, a warp owns 32 of them.
-    if (rank < tiles) {
-      float acc[2][4] = {};
+    };
+    if (warp < kMathWarps) {
+      // A warp brings 16 keys of each own tile of K, and 64 keys of V.
+      KeyPlace at_k[L::kTiles], at_v[2];
 #pragma unroll
-      for (int step = 0; step < kD / 16; ++step) {
-        const auto* at = q_rows + g * (kD + 8) + step * 16 + 2 * quad;
-        const uint32_t b0 = *reinterpret_cast<const uint32_t*>(at);
-        const uint32_t b1 = *reinterpret_cast<const uint32_t*>(at + 8);
+      for (int t = 0; t < L::kTiles; ++t)
+        at_k[t] =
+            FindKey(f, run, min(first_key + (own_first + t) * kTile + warp * 16 + lane % 16, d.to));
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          uint32_t a[4];
-          sm90::LoadMatrix4(a,
-                            KChunk<kD>(base, warp * 32 + i * 16 + lane % 16, step * 2 + lane / 16));
-          sm90::MmaBf16(acc[i], a, b0, b1);
-        }
+      for (int i = 0; i < 2; ++i)
+        at_v[i] = FindKey(f, run, min(first_key + warp * 64 + i * 32 + lane, d.to));
+      CopyQueryRows<kD>(d, thread, base + L::kQ);
+#pragma unroll
+      for (int t = 0; t < L::kTiles; ++t) {
+        if (t < own_tiles)
+          load.template operator()<kD, 16>(f.k, f.k_stride, 0, RowOf(f, at_k[t]),
+                                           (own_first + t) * kTile + warp * 16,
+                                           t * kTile + warp * 16, base);
       }
+      sm90::CopyCommit();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        if (warp * 64 < tiles * kTile)
+          load.template operator()<L::kOwn, 32>(f.v, f.v_stride, part * L::kOwn, RowOf(f, at_v[i]),
+                                                warp * 64 + i * 32, warp * 64 + i * 32,
+                                                base + L::kV);
+      }
+      sm90::CopyCommit();
+    }
+    if (thread == 0) {
+      sm90::BarrierArriveExpect(scores_here,
+                                static_cast<uint32_t>((tiles - own_tiles) * kTile * kRows * 4));
+      if (kJ == 2 && half == 0 && splits > 1)
+        sm90::BarrierArriveExpect(join_here, static_cast<uint32_t>(L::kJoinBytes));
+    }
+    sm90::CopyWait<1>();  // K is there
+    sm90::ClusterWait();  // and the others are done with the item before
+    if (warp < kMathWarps) {
+      sm90::NamedBarrier(1, kMathWarps * 32);
+      uint32_t q[kD / 16][2];
+      QueryFragments<kD>(reinterpret_cast<const __nv_bfloat16*>(shared + L::kQ), q);
+#pragma unroll
+      for (int t = 0; t < L::kTiles; ++t) {
+        float acc[4];
+        if (t >= own_tiles) break;
+        Scores<kD>(base + t * kTile * kD * 2, warp * 16, q, acc);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          scores[(2 * quad + e % 2) * kScorePitch + warp * 32 + i * 16 + g + 8 * (e / 2)] =
-              acc[i][e];
+          scores[(2 * quad + e % 2) * kScorePitch + (own_first + t) * kTile + warp * 16 + g +
+                 8 * (e / 2)] = acc[e];
       }
-    }
-    sm90::ClusterSync();
-
-    // Softmax, the same in all four: 16 threads a row, 8 neighbouring keys of each tile each.
-    {
-      const int row = thread / 16, key0 = thread % 16 * 8;
-      const int low = d.Low(row), high = d.High(row);
-      const uint32_t mine = base + L::kScores + static_cast<uint32_t>(row * kScorePitch + key0) * 4;
-      float x[kTiles][8];
+      sm90::NamedBarrier(1, kMathWarps * 32);
+      for (int t = own_first; t < own_last; ++t) {
+        const int at = warp * kScorePitch + t * kTile + lane * 4;
+        const float4 four = *reinterpret_cast<const float4*>(scores + at);
+        const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        if (t >= tiles) break;
-        const uint32_t at = sm90::MapToRank(mine, static_cast<uint32_t>(t));
-        const float4 a = sm90::LoadRemote4(at), b = sm90::LoadRemote4(at + 16);
-        x[t][0] = a.x, x[t][1] = a.y, x[t][2] = a.z, x[t][3] = a.w;
-        x[t][4] = b.x, x[t][5] = b.y, x[t][6] = b.z, x[t][7] = b.w;
+        for (int other = 1; other < kC; ++other) {
+          const auto to = static_cast<uint32_t>(half * kC + (part + other) % kC);
+          StoreAsync4(sm90::MapToRank(base + L::kScores + static_cast<uint32_t>(at) * 4, to), x,
+                      sm90::MapToRank(scores_here, to));
+        }
       }
-      sm90::ClusterArrive();  // what others may read of this CTA: until their own arrival
+      // Softmax, the same in all CTAs of the split.
+      sm90::BarrierWait(scores_here, parity);
       float r = -kInfinity;
-      const float c7 = __fmul_rn(f.c, 0x1p-7f);
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        if (t >= tiles) break;
-        const int tile0 = first_key + t * kTile;
-        float top = -kInfinity;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int key = tile0 + key0 + i;
-          if (key >= low && key <= high) top = fmaxf(top, x[t][i]);
-        }
-#pragma unroll
-        for (int step = 1; step < 16; step *= 2)
-          top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
-        float scale = 1.0f;
-        if (max(low, tile0) <= min(high, tile0 + kTile - 1)) {
-          const float next = NextReference(r, __fmul_rn(top, f.c));
-          if (r != -kInfinity && next != r) scale = RescaleReference(r, next);
-          r = next;
-        }
-        if (thread % 16 == 0) alpha[t * kRows + row] = scale;
-        const float offset = ScoreOffset(r);
-        uint32_t packed[4];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int key = tile0 + key0 + i;
-          const float p = Probability(x[t][i], c7, offset);
-          x[t][i] = key >= low && key <= high ? p : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) packed[i] = PackBf16(x[t][2 * i], x[t][2 * i + 1]);
-        *reinterpret_cast<uint4*>(prob + row * kProbPitch + t * kTile + key0) =
-            make_uint4(packed[0], packed[1], packed[2], packed[3]);
-      }
-      if (thread % 16 == 0) ref[row] = r;
+      Probabilities(d, first_key, tiles, warp, scores, prob, alpha, ref, r);
+      sm90::CopyWait<0>();  // V is there
     }
-    sm90::CopyWait<0>();  // V is there
+    parity ^= 1;
     __syncthreads();
 
-    constexpr int kBlocks = L::kOwn / 16;  // of 16 columns, a warp each
-    float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (warp < kBlocks) {
-      for (int t = 0; t < tiles; ++t) {
-        const float scale[2] = {alpha[t * kRows + 2 * quad], alpha[t * kRows + 2 * quad + 1]};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[e] = __fmul_rn(o[e], scale[e % 2]);
-#pragma unroll
-        for (int step = 0; step < kTile / 16; ++step) {
-          const auto* at = prob + g * kProbPitch + t * kTile + step * 16 + 2 * quad;
-          const uint32_t b0 = *reinterpret_cast<const uint32_t*>(at);
-          const uint32_t b1 = *reinterpret_cast<const uint32_t*>(at + 8);
-          uint32_t a[4];
-          const int key = t * kTile + step * 16 + lane % 8 + lane / 16 * 8;
-          sm90::LoadMatrix4Transposed(a, VChunk<kD>(base + L::kV, key, warp * 2 + lane / 8 % 2));
-          sm90::MmaBf16(o, a, b0, b1);
-        }
-      }
-    } else if (warp == kThreads / 32 - 1) {  // the row sums take P as it meets V
-      float l = 0.0f;
-      for (int t = 0; t < tiles; ++t) {
-        l = __fmul_rn(l, alpha[t * kRows + g]);
-#pragma unroll
-        for (int b = 0; b < kTile / 8; ++b) {
-          const uint32_t pair = *reinterpret_cast<const uint32_t*>(prob + g * kProbPitch +
-                                                                   t * kTile + 8 * b + 2 * quad);
-          l = __fadd_rn(l, __uint_as_float(pair << 16));
-          l = __fadd_rn(l, __uint_as_float(pair & 0xffff0000u));
-        }
-      }
-      l = __fadd_rn(l, __shfl_xor_sync(0xffffffff, l, 1));
-      l = __fadd_rn(l, __shfl_xor_sync(0xffffffff, l, 2));
-      if (quad == 0) sum[g] = l;
+    const bool has_columns = warp * 16 < L::kOwn;
+    float o[4] = {0.0f, 0.0f, 0.0f, 0.0f}, l = 0.0f;
+    if (has_columns) {
+#pragma unroll 1
+      for (int t = 0; t < tiles; ++t)
+        AddValues<L::kOwn * 2>(base + L::kV, t * kTile, warp * 2, prob + t * kTile,
+                               alpha + t * kRows, o);
+    } else if (warp == kMathWarps) {
+      AddRowSums(prob, alpha, tiles, l);
+      l = EndRowSum(l);
     }
-    __syncthreads();
-    const auto column = [&](int e) { return rank * L::kOwn + warp * 16 + g + 8 * (e / 2); };
-    if (splits > 1) {
-      if (rank == 0 && thread < count) {
-        f.part_rl[2 * (item * kRows + thread)] = ref[thread];
-        f.part_rl[2 * (item * kRows + thread) + 1] = sum[thread];
-      }
+    const int column = part * L::kOwn + warp * 16 + g;  // and that + 8
+    if (kJ == 1 && splits > 1) {
+      const int64_t slot = static_cast<int64_t>(item) * kRows;
+      if (warp == kMathWarps && part == 0 && quad == 0 && g < count)
+        *reinterpret_cast<float2*>(f.part_rl + 2 * (slot + g)) = make_float2(ref[g], l);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = 2 * quad + e % 2;
-        if (warp < kBlocks && row < count) f.part_o[(item * kRows + row) * kD + column(e)] = o[e];
+        if (has_columns && row < count) f.part_o[(slot + row) * kD + column + 8 * (e / 2)] = o[e];
+      }
+    } else if (half == 1) {  // the second split goes to the CTAs of the first
+      if (!idle) {
+        const auto to = static_cast<uint32_t>(part);
+        const uint32_t barrier = sm90::MapToRank(join_here, to);
+        if (has_columns)
+          StoreAsync4(sm90::MapToRank(base + L::kJoinO + static_cast<uint32_t>(thread) * 16, to), o,
+                      barrier);
+        if (warp == kMathWarps && quad == 0)
+          StoreAsync2(sm90::MapToRank(base + L::kJoinRl + static_cast<uint32_t>(g) * 8, to), ref[g],
+                      l, barrier);
       }
     } else {
-      if (thread < count) {
-        const RowEnd end = EndRow(ref[thread], sum[thread], f.sink, d.Head(thread));
-        end_f[thread] = end.f;
-        end_inverse[thread] = end.inverse;
-        if (rank == 0 && f.lse2 != nullptr)
-          f.lse2[(run.q_begin + d.Token(thread)) * f.q_heads + d.Head(thread)] = end.lse2;
+      const bool join = kJ == 2 && splits > 1;
+      float r = ref[g];
+      if (join && (has_columns || warp == kMathWarps)) sm90::BarrierWait(join_here, join_parity);
+      if (join) join_parity ^= 1;
+      if (warp == kMathWarps && quad == 0 && g < count) {
+        if (join) {
+          // The first split joins the row that saw nothing, then the second that.
+          const float2 second = *reinterpret_cast<const float2*>(shared + L::kJoinRl + g * 8);
+          float row_r = -kInfinity, row_l = 0.0f, a = 1.0f;
+          Meeting m;
+#pragma unroll 1
+          for (int s = 0; s < 2; ++s) {
+            m = Meet(row_r, row_l, s == 0 ? r : second.x, s == 0 ? l : second.y);
+            a = s == 0 ? m.b : __fmul_rn(a, m.a);
+          }
+          join_a[g] = a, join_b[g] = m.b;
+          r = row_r, l = row_l;
+        }
+        const RowFactors end = EndFactors(r, l, f.sink, d.Head(g));
+        end_f[g] = end.f;
+        end_inverse[g] = end.inverse;
       }
       __syncthreads();
+      const auto* other = reinterpret_cast<const float*>(shared + L::kJoinO) + thread * 4;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = 2 * quad + e % 2;
-        if (warp >= kBlocks || row >= count) continue;
+        if (!has_columns || row >= count) continue;
         float x = o[e];
+        if (join) x = __fmaf_rn(other[e], join_b[row], __fmul_rn(x, join_a[row]));
         if (f.sink != nullptr) x = __fmul_rn(x, end_f[row]);
         x = __fadd_rn(__fmul_rn(x, end_inverse[row]), 0.0f);
-        static_cast<__nv_bfloat16*>(f.out)[(run.q_begin + d.Token(row)) * f.out_stride +
-                                           static_cast<int64_t>(d.Head(row)) * kD + column(e)] =
+        static_cast<__nv_bfloat16*>(
+            f.out)[(run.q_begin + d.Token(row)) * f.out_stride +
+                   static_cast<int64_t>(d.Head(row)) * kD + column + 8 * (e / 2)] =
             __float2bfloat16_rn(x);
       }
+      if (warp == kMathWarps && quad == 0 && g < count && part == 0 && f.lse2 != nullptr)
+        f.lse2[(run.q_begin + d.Token(g)) * f.q_heads + d.Head(g)] = EndLse2(r, l);
     }
-    // No CTA ends or goes on while another reads its scores.
-    sm90::ClusterWait();
+    __syncthreads();  // the next item finds shared memory free
+    ClusterArriveRelaxed();
   }
+  sm90::ClusterWait();
+}
+
+template <int kD, int kC, int kJ>
+Status Launch(const Forward& f, int64_t clusters, cudaStream_t stream) {
+  constexpr int kBytes = Layout<kD, kC>::kBytes;
+  static const cudaError_t prepared =
+      cudaFuncSetAttribute(attention_decode_cluster_kernel<kD, kC, kJ>,
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  TARE_CUDA_RETURN_IF_ERROR(prepared);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kC * kJ, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * kC * kJ));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  TARE_CUDA_RETURN_IF_ERROR(
+      cudaLaunchKernelEx(&config, attention_decode_cluster_kernel<kD, kC, kJ>, f));
+  return Ok();
 }
 
 template <int kD>
-Status Launch(const Forward& f, int64_t items, cudaStream_t stream) {
-  static const cudaError_t prepared =
-      cudaFuncSetAttribute(attention_decode_cluster_kernel<kD>,
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<kD>::kBytes);
-  TARE_CUDA_RETURN_IF_ERROR(prepared);
-  attention_decode_cluster_kernel<kD>
-      <<<static_cast<unsigned>(items * kCluster), kThreads, Layout<kD>::kBytes, stream>>>(f);
-  TARE_CUDA_RETURN_IF_ERROR(cudaGetLastError());
-  return Ok();
+Status LaunchOf(const Forward& f, int64_t items, int sms, bool* joined, cudaStream_t stream) {
+  *joined = f.most_splits == 2 && 8 * f.decode_blocks <= sms;
+  if (*joined) return Launch<kD, 4, 2>(f, f.decode_blocks, stream);
+  if (4 * items <= sms) return Launch<kD, 4, 1>(f, items, stream);
+  return Launch<kD, 2, 1>(f, items, stream);
 }
 
 }  // namespace
 
-bool CanDecodeByCluster(const Forward& f) { return f.kv_split <= kKeys && f.kv_split % kTile == 0; }
+bool CanDecodeByCluster(const Forward& f, int64_t items, int sms) {
+  return f.kv_split <= kBlockKeys && f.kv_split % kTile == 0 && 2 * items <= sms;
+}
 
-Status LaunchDecodeByCluster(const Forward& f, int64_t items, StreamHandle stream) {
+Status LaunchDecodeByCluster(const Forward& f, int64_t items, int sms, bool* joined,
+                             StreamHandle stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  return f.head_dim == 64 ? Launch<64>(f, items, s) : Launch<128>(f, items, s);
+  return f.head_dim == 64 ? LaunchOf<64>(f, items, sms, joined, s)
+                          : LaunchOf<128>(f, items, sms, joined, s);
 }
 
 }  // namespace tare::ops::attention::gpu

@@ -90,28 +90,38 @@ __device__ __forceinline__ float RescaleReference(float from, float to) {
   return numerics::Exp2(x);
 }
 
-// The end of a row: the sink logit joins, then lse2 and the factor of O.
-struct RowEnd {
+// The end of a row: the sink logit joins (r, l), then the factors of O.
+struct RowFactors {
   float f;        // O is multiplied by this first, where there is a sink
   float inverse;  // then by this, + 0
-  float lse2;
 };
-__device__ __forceinline__ RowEnd EndRow(float r, float l, const float* sink, int head) {
-  RowEnd end;
+__device__ __forceinline__ RowFactors EndFactors(float& r, float& l, const float* sink, int head) {
+  RowFactors end;
   end.f = 1.0f;
+  const bool no_number = r != r;
   if (sink != nullptr) {
     const float t2 = __fmul_rn(sink[head], kLog2e);
     const float top = numerics::MaxOf(r, t2);
     end.f = Rescale(r, top);
     l = __fmaf_rn(l, end.f, Rescale(t2, top));
-    end.lse2 = __fadd_rn(top, numerics::Log2(l));
-  } else {
-    end.lse2 = __fadd_rn(r, numerics::Log2(l));
+    r = top;
   }
-  end.lse2 = numerics::Canonical(end.lse2);
   // A NaN reference is a row with a NaN score: the kernels that add exponents as integers lose it
   // elsewhere.
-  end.inverse = r != r ? numerics::CanonicalNan() : __fdiv_rn(1.0f, l);
+  end.inverse = no_number ? numerics::CanonicalNan() : __fdiv_rn(1.0f, l);
+  return end;
+}
+// lse2 of what EndFactors leaves.
+__device__ __forceinline__ float EndLse2(float r, float l) {
+  return numerics::Canonical(__fadd_rn(r, numerics::Log2(l)));
+}
+struct RowEnd : RowFactors {
+  float lse2;
+};
+__device__ __forceinline__ RowEnd EndRow(float r, float l, const float* sink, int head) {
+  RowEnd end;
+  static_cast<RowFactors&>(end) = EndFactors(r, l, sink, head);
+  end.lse2 = EndLse2(r, l);
   return end;
 }
 

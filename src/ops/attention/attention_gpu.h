@@ -27,6 +27,19 @@ struct Faults {
   int decode_split = 0;  // the split of runs of one row; 0: as the others
 };
 
+// Division by a number that the host knows, in two instructions: n / divisor for 0 <= n < 2^31.
+struct Divider {
+  uint32_t divisor = 1, multiplier = 0, shift = 0;
+  Divider() = default;
+  explicit Divider(int64_t by) : divisor(static_cast<uint32_t>(by)) {
+    if (by <= 1) return;
+    uint32_t log2 = 0;
+    while (int64_t{1} << log2 < by) ++log2;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + divisor - 1) / divisor);
+    shift = log2 - 1;
+  }
+};
+
 // Rows of a run are flattened: row = token * group + head in group, so that all rows that read one
 // KV head stand together.
 struct Forward {
@@ -52,8 +65,12 @@ struct Forward {
   // an item.
   float* part_o;
   float* part_rl;
-  int decode_rows;  // runs of at most this many flat rows go to kDecode, the others to kPrefill
-  float scale;      // read by Faults::scale_q alone
+  int most_splits;        // of a run of few rows, in this call or a replay of its graph
+  int64_t decode_blocks;  // of kDecodeRows rows or fewer, times KV heads
+  Divider by_group, by_kv_heads, by_q_heads, by_kv_split,
+      by_page_size;  // read by the decode kernels
+  int decode_rows;   // runs of at most this many flat rows go to kDecode, the others to kPrefill
+  float scale;       // read by Faults::scale_q alone
   Faults faults;
 };
 
