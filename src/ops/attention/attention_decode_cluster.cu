@@ -18,8 +18,7 @@ namespace {
 constexpr int kTile = kDecodeTile;
 constexpr int kRows = kDecodeRows;
 constexpr int kMathWarps = 8;
-constexpr int kLoaders = kMathWarps * 32;  // the same threads
-constexpr int kThreads = kLoaders + 32;    // and the warp of the row sums
+constexpr int kThreads = (kMathWarps + 1) * 32;  // and the warp of the row sums
 static_assert(kMathWarps == kRows && kMathWarps * 16 == kTile);
 
 template <int kD, int kC>
@@ -160,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     sm90::CopyWait<1>();  // K is there
     sm90::ClusterWait();  // and the others are done with the item before
+    __syncthreads();
     if (warp < kMathWarps) {
-      sm90::NamedBarrier(1, kMathWarps * 32);
       uint32_t q[kD / 16][2];
       QueryFragments<kD>(reinterpret_cast<const __nv_bfloat16*>(shared + L::kQ), q);
 #pragma unroll
@@ -174,7 +173,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           scores[(2 * quad + e % 2) * kScorePitch + (own_first + t) * kTile + warp * 16 + g +
                  8 * (e / 2)] = acc[e];
       }
-      sm90::NamedBarrier(1, kMathWarps * 32);
+    }
+    __syncthreads();
+    if (warp < kMathWarps) {
       for (int t = own_first; t < own_last; ++t) {
         const int at = warp * kScorePitch + t * kTile + lane * 4;
         const float4 four = *reinterpret_cast<const float4*>(scores + at);
@@ -186,8 +187,10 @@ __global__ void __launch_bounds__(kThreads, 1)
                       sm90::MapToRank(scores_here, to));
         }
       }
-      // Softmax, the same in all CTAs of the split.
-      sm90::BarrierWait(scores_here, parity);
+    }
+    // Softmax, the same in all CTAs of the split.
+    sm90::BarrierWait(scores_here, parity);
+    if (warp < kMathWarps) {
       float r = -kInfinity;
       Probabilities(d, first_key, tiles, warp, scores, prob, alpha, ref, r);
       sm90::CopyWait<0>();  // V is there
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int row = 2 * quad + e % 2;
         if (has_columns && row < count) f.part_o[(slot + row) * kD + column + 8 * (e / 2)] = o[e];
       }
-    } else if (half == 1) {  // the second split goes to the CTAs of the first
+    } else if (kJ == 2 && half == 1) {  // the second split goes to the CTAs of the first
       if (!idle) {
         const auto to = static_cast<uint32_t>(part);
         const uint32_t barrier = sm90::MapToRank(join_here, to);
