@@ -20,6 +20,7 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/env.h"
@@ -270,6 +271,14 @@ Status Bits(Bench& bench) {
         cudaMemcpy(y.data(), again.out, y.size() * 2, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < x.size(); ++i) differ += x[i] != y[i];
     compared += static_cast<int64_t>(x.size());
+  }
+  // Decode by clusters of every kind, and by the kernel that takes item after item.
+  for (const auto& [batch, n] :
+       {std::pair<int64_t, int64_t>{3, 640}, {1, 1700}, {5, 600}, {20, 100}}) {
+    Ready decode;
+    TARE_RETURN_IF_ERROR(Prepare({"decode", batch, n}, bench.stream(), decode));
+    TARE_RETURN_IF_ERROR(decode.call());
+    TARE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(bench.stream()));
   }
   std::printf("%lld comparisons, %lld differ\n", static_cast<long long>(compared),
               static_cast<long long>(differ));

@@ -151,15 +151,15 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       sm90::CopyCommit();
     }
+    sm90::CopyWait<1>();  // K is there
+    sm90::ClusterWait();  // and the others are done with the item before
+    __syncthreads();
     if (thread == 0) {
       sm90::BarrierArriveExpect(scores_here,
                                 static_cast<uint32_t>((tiles - own_tiles) * kTile * kRows * 4));
       if (kJ == 2 && half == 0 && splits > 1)
         sm90::BarrierArriveExpect(join_here, static_cast<uint32_t>(L::kJoinBytes));
     }
-    sm90::CopyWait<1>();  // K is there
-    sm90::ClusterWait();  // and the others are done with the item before
-    __syncthreads();
     if (warp < kMathWarps) {
       uint32_t q[kD / 16][2];
       QueryFragments<kD>(reinterpret_cast<const __nv_bfloat16*>(shared + L::kQ), q);
