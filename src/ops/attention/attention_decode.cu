@@ -25,8 +25,8 @@ constexpr int kMathWarps = 8, kLoadWarps = 4;
 constexpr int kLoaders = kLoadWarps * 32;
 constexpr int kMeeting = (kMathWarps + 1) * 32;  // who meets at the barrier: all but the loaders
 constexpr int kThreads = kMeeting + kLoaders;
-constexpr int kStages = 4;
-constexpr int kSlots = 4;  // of blocks: one takes two stages at least
+constexpr int kStages = 4;  // three and five are as fast
+constexpr int kSlots = 4;   // of blocks: one takes two stages at least
 static_assert(kMathWarps == kRows && kMathWarps * 16 == kTile && kSlots * 2 > kStages + 2);
 
 // Up to four tiles of an item, as the loaders hand them over. Empty items (a window's edge, a
