@@ -6,9 +6,9 @@
 // One CTA a multiprocessor takes item after item. Four warps load: tiles of K, then of V, into a
 // ring of stages, over the ends of items, so that the memory never waits for the arithmetic. Eight
 // warps make the scores of up to four tiles (keys are the 16-row side of mma.sync, the 8 rows the
-// other; a warp owns 16 keys of a tile), then P of all of them, a warp a row, then the output (head
-// elements are the 16-row side, V transposed as it is loaded; a warp owns 16). One warp adds the
-// row sums.
+// other; a warp owns 16 keys of a tile), then P of all of them, a warp or two a row, then the
+// output (head elements are the 16-row side, V transposed as it is loaded; a warp owns 16). One
+// warp adds the row sums.
 
 #include "ops/attention/attention_decode.cuh"
 #include "ops/cuda/cluster.cuh"
