@@ -54,11 +54,6 @@ __device__ __forceinline__ void StoreAsync2(uint32_t address, float x, float y, 
       : "memory");
 }
 
-// An arrival that publishes nothing: unlike ClusterArrive's it does not wait for copies under way.
-__device__ __forceinline__ void ClusterArriveRelaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
 // A cluster: kJ splits by kC CTAs each. With kJ = 2 no run has more than two.
 template <int kD, int kC, int kJ>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -85,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90::BarrierInit(join_here, 1);
     sm90::BarrierInitFence();
   }
-  ClusterArriveRelaxed();  // begun: others may write here from now on
+  sm90::ClusterArriveRelaxed();  // begun: others may write here from now on
   uint32_t parity = 0, join_parity = 0;
   // Items one after the other: a replayed graph may meet longer sequences than it was captured
   // with.
@@ -272,7 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         f.lse2[(run.q_begin + d.Token(g)) * f.q_heads + d.Head(g)] = EndLse2(r, l);
     }
     __syncthreads();  // the next item finds shared memory free
-    ClusterArriveRelaxed();
+    sm90::ClusterArriveRelaxed();
   }
   sm90::ClusterWait();
 }

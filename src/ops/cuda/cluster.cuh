@@ -8,22 +8,13 @@
 
 namespace tare::ops::sm90 {
 
-// The two halves of ClusterSync, with work between them.
-__device__ __forceinline__ void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+// The two halves of a meeting of a cluster's threads, with work between them. This arrival
+// publishes nothing, and waits for no copy under way.
+__device__ __forceinline__ void ClusterArriveRelaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Four floats at an address from MapToRank.
-__device__ __forceinline__ float4 LoadRemote4(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
 }
 
 // A kernel launched with programmatic serialization may start when every CTA of the one before has
