@@ -247,8 +247,7 @@ __device__ __forceinline__ void Multiply(const Forward& f, uint8_t* shared, uint
   Turn turn;
   const auto wait = [&] { sm90::BarrierWait(full + turn.stage * 8, turn.parity); };
   const auto release = [&] {
-    __syncwarp();
-    if (lane == 0) sm90::BarrierArrive(empty + turn.stage * 8);
+    sm90::BarrierArrive(empty + turn.stage * 8);
     turn.Next();
   };
   const bool has_columns = warp * 16 < kD;
@@ -330,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t full = base + L::kBarriers, empty = full + kStages * 8;
     for (int s = 0; s < kStages; ++s) {
       sm90::BarrierInit(full + s * 8, kLoaders + 1);
-      sm90::BarrierInit(empty + s * 8, kMathWarps);
+      sm90::BarrierInit(empty + s * 8, kMathWarps * 32);
     }
     sm90::BarrierInitFence();
   }
