@@ -2,7 +2,7 @@
 """Training forward and backward of SmolLM2 beside PyTorch f32, and what a step of the loop costs.
 
 usage: scripts/bench_trainer.py MODEL [--tare build/release/tare] [--threads 2] [--rounds 3]
-                                [--receipt DIR/receipt.json] [--json OUT]
+                                [--without-torch] [--receipt DIR/receipt.json] [--json OUT]
 
 A batch of 4 sequences of 256 tokens. In each round, one after the other: `tare train` with the
 production arm, with the native arm, and PyTorch (f32 weights, SDPA, cross entropy over all 49,152
@@ -119,6 +119,7 @@ def main():
     parser.add_argument("--tare", default="build/release/tare")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--without-torch", action="store_true", help="only our two arms")
     parser.add_argument("--receipt")
     parser.add_argument("--json")
     options = parser.parse_args()
@@ -128,20 +129,25 @@ def main():
     lines = [f"{i}. " + SENTENCE * 12 for i in range(1, 7)]
     tokens = [tokenizer.encode(line, add_special_tokens=False).ids[:257] for line in lines[:4]]
     assert all(len(t) == 257 for t in tokens)
-    best, losses = {}, {}
+    times, losses = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         text = folder + "/text"
         pathlib.Path(text).write_text("\n".join(lines) + "\n")
         for number in range(options.rounds):
-            for name in ("production", "native", "torch")[::-1 if number % 2 else 1]:
+            arms = ("production", "native") + (() if options.without_torch else ("torch",))
+            for name in arms[::-1 if number % 2 else 1]:
                 seconds, loss = (torch_round(model, tokens, options.threads) if name == "torch" else
                                  tare_round(options.tare, str(model), text, name, options.threads))
-                best[name] = min(best.get(name, seconds), seconds)
+                times.setdefault(name, []).append(seconds)
                 losses[name] = loss
-    result = {"tokens": 4 * 256, "threads": options.threads, "seconds": best, "losses": losses,
-              "torch_over_production": best["torch"] / best["production"],
-              "torch_over_native": best["torch"] / best["native"],
-              "native_over_production": best["native"] / best["production"], "load": os.getloadavg()}
+    best = {name: min(t) for name, t in times.items()}
+    middle = {name: statistics.median(t) for name, t in times.items()}
+    result = {"tokens": 4 * 256, "threads": options.threads, "seconds": best, "rounds": times,
+              "losses": losses, "native_over_production": best["native"] / best["production"],
+              "native_over_production_medians": middle["native"] / middle["production"],
+              "load": os.getloadavg()}
+    for arm in ("production", "native") if "torch" in best else ():
+        result["torch_over_" + arm] = best["torch"] / best[arm]
     if options.receipt:
         result.update(loop_figures(pathlib.Path(options.receipt), options.model))
     print(json.dumps(result, indent=1))
