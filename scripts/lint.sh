@@ -14,7 +14,11 @@ if [ "$mode" = --format ]; then
 fi
 [ -f build/clang/compile_commands.json ] || cmake --preset clang >/dev/null
 # What the build generates and a source includes.
-[ -f build/clang/tools/source_scan.inc ] || cp build/release/tools/source_scan.inc build/clang/tools/
+generated=tools/source_scan.inc
+if [ ! -f build/clang/$generated ]; then
+  [ -f build/release/$generated ] || { echo "no build/release/$generated: run scripts/build.sh first" >&2; exit 66; }
+  cp build/release/$generated build/clang/$generated
+fi
 checks=-*,$(clang-tidy --list-checks 2>/dev/null | sed 1d | tr -d ' ' |
   grep -e . | grep -vx performance-faster-string-find | paste -sd,)
 if [ $# -gt 0 ]; then files=("$@"); else mapfile -t files < <(git ls-files 'src/*.cc' 'tests/*.cc' 'tools/*.cc'); fi
