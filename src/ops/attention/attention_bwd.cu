@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                              [&](int r) { return (b.runs[r].q_rows + kKeys - 1) / kKeys; });
   if (place.run < 0) return;
   const Run run = b.runs[place.run];
-  const int rows = static_cast<int>(run.q_rows), key0 = static_cast<int>(place.index) * kKeys;
+  const int rows = static_cast<int>(run.q_rows), key0 = place.index * kKeys;
   const int row_end = b.window == 0 ? rows : min(rows, key0 + kKeys - 1 + b.window);
   if (threadIdx.x == 0) {
     sm90::BarrierInit(barriers, 1);
@@ -371,8 +371,8 @@ __global__ void __launch_bounds__(128)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * 4 + threadIdx.x / 32;
   const int kv_head = static_cast<int>(item % b.kv_heads);
-  const Place place =
-      Locate(b.num_runs, item / b.kv_heads, [&](int r) { return b.runs[r].q_rows; });
+  const Place place = Locate(b.num_runs, static_cast<int>(item / b.kv_heads),
+                             [&](int r) { return b.runs[r].q_rows; });
   if (place.run < 0) return;
   const Run run = b.runs[place.run];
   constexpr int kOwn = kD / 64;  // pairs
@@ -539,7 +539,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       Locate(b.num_runs, x / b.q_heads, [&](int r) { return (b.runs[r].q_rows + 127) / 128; });
   if (place.run < 0) return;
   const Run run = b.runs[place.run];
-  const int rows = static_cast<int>(run.q_rows), row0 = static_cast<int>(place.index) * 128;
+  const int rows = static_cast<int>(run.q_rows), row0 = place.index * 128;
   const int last = (min(rows, row0 + 128) - 1) / kKeys;
   const int first = b.window == 0 ? 0 : max(0, row0 - b.window + 1) / kKeys;
   if (threadIdx.x == 0) {

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
   if (place.run < 0) return;
   const Run run = b.runs[place.run];
   const int rows = static_cast<int>(run.q_rows);
-  const int key0 = static_cast<int>(place.index) * 16;
+  const int key0 = place.index * 16;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row_end = b.window == 0 ? rows : min(rows, key0 + 15 + b.window);
   float total[2][kMaxBlocks][4], sum[2][kMaxBlocks][4], acc[2][kMaxBlocks][4];
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
   if (place.run < 0) return;
   const Run run = b.runs[place.run];
   const int rows = static_cast<int>(run.q_rows);
-  const int row0 = static_cast<int>(place.index) * 16;
+  const int row0 = place.index * 16;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int last = min(rows, row0 + 16) - 1;
   const int first = b.window == 0 ? 0 : max(0, row0 - b.window + 1) / 16 * 16;

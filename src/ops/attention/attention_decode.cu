@@ -83,8 +83,7 @@ __device__ __forceinline__ void Advance(const Forward& f, Cursor& c) {
     b.item += static_cast<int>(gridDim.x);
     const int unit = Divide(b.item, f.by_kv_heads);
     b.kv_head = b.item - unit * f.kv_heads;
-    const UnitPlace place =
-        FindUnit(f.num_runs, unit, [&](int r) { return UnitsOf(f, f.runs[r]); });
+    const Place place = Locate(f.num_runs, unit, [&](int r) { return UnitsOf(f, f.runs[r]); });
     b.tiles = -1;
     if (place.run < 0) return;
     c.run = f.runs[place.run];

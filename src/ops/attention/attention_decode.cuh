@@ -39,33 +39,6 @@ __device__ __forceinline__ int UnitsOf(const Forward& f, const Run& run) {
   return blocks == 0 ? 0 : SplitsOf(f, run) * blocks;
 }
 
-// The run that unit `unit` belongs to when run r has units(r), and its index there; as Locate.
-struct UnitPlace {
-  int run, index;
-};
-template <class Units>
-__device__ __forceinline__ UnitPlace FindUnit(int num_runs, int unit, const Units& units) {
-  if (num_runs == 1) return {unit < units(0) ? 0 : -1, unit};
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
-  for (int base = 0; base < num_runs; base += 32) {
-    const int own = base + lane < num_runs ? units(base + lane) : 0;
-    int sum = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int left = __shfl_up_sync(0xffffffff, sum, step);
-      if (lane >= step) sum += left;
-    }
-    const unsigned past = __ballot_sync(0xffffffff, unit < sum);
-    if (past != 0) {
-      const int at = __ffs(static_cast<int>(past)) - 1;
-      return {base + at, unit - __shfl_sync(0xffffffff, sum - own, at)};
-    }
-    unit -= __shfl_sync(0xffffffff, sum, 31);
-  }
-  return {-1, 0};
-}
-
 // Where a key lies: its page, and what to add to the page's first row; packed keys have page 0. The
 // page may still be on its way when RowOf is not asked yet.
 struct KeyPlace {

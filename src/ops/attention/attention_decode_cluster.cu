@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int item = static_cast<int>(blockIdx.x) / (kC * kJ);;
        item += static_cast<int>(gridDim.x) / (kC * kJ)) {
     const int unit = Divide(item, f.by_kv_heads), kv_head = item - unit * f.kv_heads;
-    const UnitPlace place = FindUnit(f.num_runs, unit, [&](int r) {
+    const Place place = Locate(f.num_runs, unit, [&](int r) {
       return kJ == 1 ? UnitsOf(f, f.runs[r]) : BlocksOf(f, f.runs[r]);
     });
     if (place.run < 0) break;  // the whole cluster

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kD)
   const auto rows_of = [&](int r) {
     return BlocksOf(f, f.runs[r]) == 0 ? 0 : static_cast<int>(f.runs[r].q_rows) * f.q_heads;
   };
-  const UnitPlace place = FindUnit(f.num_runs, static_cast<int>(blockIdx.x) * rows, rows_of);
+  const Place place = Locate(f.num_runs, static_cast<int>(blockIdx.x) * rows, rows_of);
   Run run = {};
   int splits = 0, before = 0;  // units of the runs before
   if (place.run >= 0) {

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool tile_sums = f.faults.by_rows && run.q_rows >= 64;
   const int tile_keys = tile_sums ? 192 - f.kv_tile : f.kv_tile;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  const int flat0 = static_cast<int>(place.index) * kRows;
+  const int flat0 = place.index * kRows;
   const int count = min(kRows, static_cast<int>(FlatRows(run, f.group)) - flat0);
   const auto token = [&](int row) { return (flat0 + min(row, count - 1)) / f.group; };
   const auto head = [&](int row) {

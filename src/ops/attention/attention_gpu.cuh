@@ -14,20 +14,22 @@ namespace tare::ops::attention::gpu {
 constexpr float kInfinity = __builtin_huge_valf();
 
 // The run that item `item` belongs to when run r has units(r) items, and the item's index inside
-// it. Every lane of the warp gets the same answer; run < 0 when there are fewer items.
+// it. Items are counted by a grid, so that all of them fit 32 bits. Every lane of the warp gets the
+// same answer; run < 0 when there are fewer items.
 struct Place {
-  int run;
-  int64_t index;
+  int run, index;
 };
 template <class Units>
-__device__ __forceinline__ Place Locate(int num_runs, int64_t item, const Units& units) {
+__device__ __forceinline__ Place Locate(int num_runs, int item, const Units& units) {
+  if (num_runs == 1) return {item < static_cast<int>(units(0)) ? 0 : -1, item};
   const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
   for (int base = 0; base < num_runs; base += 32) {
-    const int64_t own = base + lane < num_runs ? units(base + lane) : 0;
-    int64_t sum = own;
+    const int own = base + lane < num_runs ? static_cast<int>(units(base + lane)) : 0;
+    int sum = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const int64_t left = __shfl_up_sync(0xffffffff, sum, step);
+      const int left = __shfl_up_sync(0xffffffff, sum, step);
       if (lane >= step) sum += left;
     }
     const unsigned past = __ballot_sync(0xffffffff, item < sum);

@@ -571,7 +571,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Work w;
   w.run = f.runs[place.run];
   w.kv_head = x % f.kv_heads;
-  w.token0 = static_cast<int>(place.index) * cta_tokens;
+  w.token0 = place.index * cta_tokens;
   const int first_position = static_cast<int>(w.run.position) + w.token0;
   w.last_key =
       min(first_position + cta_tokens, static_cast<int>(w.run.position + w.run.q_rows)) - 1;
