@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Attention on CUDA against PyTorch's cuDNN and flash backends, taking turns on one device.
+"""Attention on CUDA against PyTorch's cuDNN and flash backends and, where the Python package
+nvidia-cudnn-frontend is there, cuDNN's deterministic backward, taking turns on one device.
 
   scripts/attention_peer.py BENCH [OUT.json] [--points prefill,decode,backward]
 
 BENCH is the program attention_cuda_bench. bf16, head 128, 32 query and 8 KV heads, causal. Prefill and
 backward: one sequence. Decode: one token a sequence, cold L2 (256 MiB are read before each call); ours
 reads keys from shuffled pages of 16, the peer from one tensor. Every arm runs from a CUDA graph but the
-peer's backward, which is launched call after call; each point takes three turns an arm and the median
-of the medians counts.
+backward of PyTorch's backends, which is launched call after call; each point takes three turns an arm
+and the median of the medians counts.
 """
 
 import argparse
@@ -100,6 +101,77 @@ class Peer:
         return statistics.median(times)
 
 
+class DeterministicBackward:
+    """cuDNN's backward with its option for equal bits, which PyTorch does not reach."""
+
+    def __init__(self, n):
+        import cudnn
+        self.calls = int(min(40, max(2, 4000 / (10 * n * n * HEADS * D * 0.5 / 3e8 + 5))))
+        make = lambda heads: torch.randn(1, heads, n, D, device="cuda", dtype=torch.bfloat16)
+        data = {"q": make(HEADS), "k": make(KV_HEADS), "v": make(KV_HEADS), "o": make(HEADS),
+                "dO": make(HEADS), "stats": torch.empty(1, HEADS, n, 1, device="cuda")}
+        self.grads = [torch.empty_like(data[name]) for name in ("q", "k", "v")]
+        self.handle = cudnn.create_handle()
+        options = {"attn_scale": D ** -0.5, "use_causal_mask": True}
+
+        def build(inputs, outputs, add):
+            graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16,
+                                  intermediate_data_type=cudnn.data_type.FLOAT,
+                                  compute_data_type=cudnn.data_type.FLOAT, handle=self.handle)
+            tensors = {name: graph.tensor_like(data[name]) for name in inputs}
+            pack = {tensors[name]: data[name] for name in inputs}
+            for tensor, to in zip(add(graph, tensors), outputs):
+                tensor.set_output(True).set_dim(to.size()).set_stride(to.stride())
+                if to.dtype == torch.float32:
+                    tensor.set_data_type(cudnn.data_type.FLOAT)
+                pack[tensor] = to
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            graph.check_support()
+            graph.build_plans()
+            space = torch.empty(max(1, graph.get_workspace_size()), device="cuda",
+                                dtype=torch.uint8)
+
+            def call():
+                cudnn.set_stream(handle=self.handle,
+                                 stream=torch.cuda.current_stream().cuda_stream)
+                graph.execute(pack, space, handle=self.handle)
+            return call, space
+
+        forward, _ = build(("q", "k", "v"), (data["o"], data["stats"]), lambda graph, x: graph.sdpa(
+            q=x["q"], k=x["k"], v=x["v"], is_inference=False, **options))
+        forward()
+        torch.cuda.synchronize()
+        self.call, space = build(
+            ("q", "k", "v", "o", "dO", "stats"), self.grads,
+            lambda graph, x: graph.sdpa_backward(**x, **options, use_deterministic_algorithm=True))
+        self.workspace = space.numel()
+        self.check(data)
+        self.play = graph_of(self.call, self.calls, None).replay
+
+    def check(self, data):
+        """Equal bits twice, and the gradients of PyTorch's default backward within bf16's reach."""
+        self.call()
+        first = [grad.clone() for grad in self.grads]
+        self.call()
+        if not all(torch.equal(a, b) for a, b in zip(first, self.grads)):
+            sys.exit("cuDNN's deterministic backward gave other bits the second time")
+        inputs = [data[name].detach().requires_grad_(True) for name in ("q", "k", "v")]
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = torch.nn.functional.scaled_dot_product_attention(
+                *inputs, is_causal=True, enable_gqa=True)
+            wanted = torch.autograd.grad(out, inputs, data["dO"])
+        for a, b in zip(first, wanted):
+            error = (a.float() - b.float()).norm() / b.float().norm()
+            if not error < 0.02:
+                sys.exit(f"cuDNN's deterministic backward is off by {error:.3f} of the default's")
+
+    def us(self):
+        times = [run_us(self.play) / self.calls for _ in range(8)]
+        return statistics.median(times[1:])
+
+
 def points(kinds):
     if "prefill" in kinds:
         for n in (1024, 2048, 4096, 8192, 16384):
@@ -124,8 +196,8 @@ def main():
                             text=True)
     rows = []
     print(f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    print("| point | ours, us | cuDNN, us | ratio | flash, us | ours |")
-    print("|---|---|---|---|---|---|")
+    print("| point | ours, us | cuDNN, us | ratio | deterministic cuDNN, us | ratio | flash, us | ours |")
+    print("|---|---|---|---|---|---|---|---|")
     for kind, batch, n in points(args.points.split(",")):
         peers = {}
         for name in BACKENDS:
@@ -133,6 +205,11 @@ def main():
                 peers[name] = Peer(kind, batch, n, name)
             except RuntimeError as error:
                 print(f"{name} {kind} {batch} {n}: {str(error).splitlines()[0]}", file=sys.stderr)
+        if kind == "backward":
+            try:
+                peers["deterministic"] = DeterministicBackward(n)
+            except Exception as error:  # the package is missing, or cudnn.cudnnGraphNotSupportedError
+                print(f"deterministic {n}: {error!r:.300}", file=sys.stderr)
         times = {name: [] for name in ["ours", *peers]}
         answer = {}
         for _ in range(args.turns):
@@ -145,14 +222,20 @@ def main():
                 times[name].append(peer.us())
         median = {name: statistics.median(t) for name, t in times.items()}
         show = lambda name: f"{median[name]:.1f}" if name in median else "-"
-        ratio = median["ours"] / median["cudnn"] if "cudnn" in median else float("nan")
+        over = lambda name: median["ours"] / median[name] if name in median else None
+        times_over = lambda name: f"{over(name):.2f}" if name in median else "-"
         rate = (f"{answer['bytes'] / median['ours'] / 1e6:.2f} TB/s" if kind == "decode" else
                 f"{answer['flops'] / median['ours'] / 1e6:.0f} TFLOP/s")
         title = f"decode B={batch} N={n}" if kind == "decode" else f"{kind} N={n}"
-        print(f"| {title} | {show('ours')} | {show('cudnn')} | {ratio:.2f} | {show('flash')} | {rate} |",
+        print(f"| {title} | {show('ours')} | {show('cudnn')} | {times_over('cudnn')} "
+              f"| {show('deterministic')} | {times_over('deterministic')} | {show('flash')} | {rate} |",
               flush=True)
-        rows.append({"kind": kind, "batch": batch, "n": n, "us": times, "flops": answer["flops"],
-                     "bytes": answer["bytes"], "ratio_cudnn": ratio})
+        row = {"kind": kind, "batch": batch, "n": n, "us": times, "flops": answer["flops"],
+               "bytes": answer["bytes"], "ratio_cudnn": over("cudnn")}
+        if "deterministic" in peers:
+            row["ratio_cudnn_deterministic"] = over("deterministic")
+            row["deterministic_workspace_bytes"] = peers["deterministic"].workspace
+        rows.append(row)
         del peers
         torch.cuda.empty_cache()
     ours.stdin.close()
