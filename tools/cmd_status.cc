@@ -78,7 +78,9 @@ int Run(const Options& options) {
   auto board = workflow::Board(state, &staleness);
   // An edit that is in no event would make every line a guess.
   std::string unrecorded;
-  auto toml = env->ReadFile(workflow::JoinPath(options.dir, workflow::kTaskFile));
+  const std::string toml_path = workflow::JoinPath(options.dir, workflow::kTaskFile);
+  const Status plain = workflow::CheckPlainFile(env, toml_path);
+  auto toml = plain.ok() ? env->ReadFile(toml_path) : Result<std::string>(plain);
   if (state.config() == nullptr || !toml.ok() || Hex(Sha256Of(*toml)) != state.config()->sha256) {
     unrecorded = "task.toml is not the one in the log";
     for (auto& line : board) {

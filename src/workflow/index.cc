@@ -1,5 +1,6 @@
 #include "workflow/index.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "base/reasons.h"
@@ -37,7 +38,50 @@ void Lists(std::string* out, const State& state, Staleness* staleness, const std
 
 }  // namespace
 
+namespace {
+
+// What opens a step on the board: the kinds of evidence that it takes, any of them, and the steps
+// that must be open before. A test holds both against the gate table, which lies above this room.
+struct StepRule {
+  std::string_view step;
+  std::vector<EvidenceKind> kinds;
+  std::vector<std::string_view> needs;  // of the steps of the whole model alone
+};
+const std::vector<StepRule>& Rules() {
+  using enum EvidenceKind;
+  static const std::vector<StepRule> rules = {
+      {"C0", {kE1}, {}},
+      {"C1", {kE10}, {}},
+      {"C2", {kE1, kE4}, {}},
+      {"C3", {kE5}, {}},
+      {"C4", {kE10}, {}},
+      {"C5", {kE6}, {}},
+      {"C6", {kE1, kE7}, {}},
+      {"C7", {kE7}, {}},
+      {"C8", {kE8}, {}},
+      {"C9", {kE8}, {"C1", "C3", "C4", "C5", "C6", "C7", "C8"}},
+      {"C10", {kE8, kE10}, {"C9"}},
+  };
+  return rules;
+}
+
+}  // namespace
+
 bool IsHumanStop(std::string_view step) { return step == "C1" || step == "C9"; }
+
+std::span<const EvidenceKind> KindsThatOpen(std::string_view step) {
+  for (const StepRule& rule : Rules()) {
+    if (rule.step == step) return rule.kinds;
+  }
+  return {};
+}
+
+std::span<const std::string_view> StepsBefore(std::string_view step) {
+  for (const StepRule& rule : Rules()) {
+    if (rule.step == step) return rule.needs;
+  }
+  return {};
+}
 
 std::vector<BoardLine> Board(const State& state, Staleness* staleness) {
   std::vector<BoardLine> board;
@@ -50,6 +94,15 @@ std::vector<BoardLine> Board(const State& state, Staleness* staleness) {
     for (const RunRecord& run : state.runs) {
       if (run.step != step || !run.kind) continue;
       ++line.runs;
+      const auto kinds = KindsThatOpen(step);
+      if (std::find(kinds.begin(), kinds.end(), *run.kind) == kinds.end()) {
+        if (line.reason == reason::kNoEvidence) {
+          line.verdict = Verdict::kRefused;
+          line.reason = reason::kWrongEvidenceKind;
+          line.detail = fmt::format("run {} is {}", run.id, EvidenceKindName(*run.kind));
+        }
+        continue;
+      }
       const EvidenceStatus status = AssessRun(state, staleness, run);
       // The latest word counts; a run that never came to one does not undo a pass before it.
       const bool says_something =
@@ -85,6 +138,14 @@ std::vector<BoardLine> Board(const State& state, Staleness* staleness) {
         close(signoff.verdict, signoff.reason, signoff.detail);
       } else {
         line.detail += ", approved by " + signoff.person;
+      }
+    }
+    for (const std::string_view need : StepsBefore(step)) {
+      const auto at = std::find_if(board.begin(), board.end(),
+                                   [&](const BoardLine& before) { return before.step == need; });
+      if (line.verdict == Verdict::kPass && at->verdict != Verdict::kPass) {
+        close(Verdict::kRefused, reason::kPrerequisiteOpen,
+              fmt::format("{} is {}", need, VerdictName(at->verdict)));
       }
     }
     if (line.verdict == Verdict::kPass) line.reason.clear();

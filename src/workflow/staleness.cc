@@ -121,6 +121,12 @@ EvidenceStatus AssessRun(const State& state, Staleness* staleness, const RunReco
     }
   }
   if (!run.superseded_by.empty()) return no(reason::kSuperseded, "by run " + run.superseded_by);
+  if (!run.candidate.empty()) {
+    const CandidateRecord* c = state.FindCandidate(run.candidate, run.step);
+    if (c != nullptr && c->state == "excluded") {
+      return no(reason::kCandidateExcluded, Printable(c->name) + ": " + Printable(c->reason));
+    }
+  }
   if (auto mark = staleness->Of(run)) return no(reason::kStaleEvidence, mark->ToString());
   return {conclusion.verdict, conclusion.reason, ""};
 }

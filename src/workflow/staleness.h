@@ -45,7 +45,7 @@ class Staleness {
 };
 
 // May this run be used as evidence now? kPass only if complete, ended normally, concluded pass and
-// fresh; else the verdict, reason code and detail that say why not.
+// fresh, and its candidate not excluded; else the verdict, reason code and detail that say why not.
 struct EvidenceStatus {
   Verdict verdict = Verdict::kInconclusive;
   std::string reason;

@@ -127,18 +127,25 @@ const ArtifactRecord* State::ArtifactOf(const RunRecord& run, Role role) const {
 
 std::vector<std::string> State::MissingLinks(const RunRecord& run) const {
   std::vector<std::string> missing;
-  bool raw = false;
-  for (const size_t i : run.artifacts) {
-    raw = raw || (artifacts[i].role == Role::kRaw && artifacts[i].bytes > 0);
-  }
-  if (ArtifactOf(run, Role::kConfig) == nullptr) missing.push_back("config");
-  if (ArtifactOf(run, Role::kIdentity) == nullptr) missing.push_back("identity");
-  if (!raw) missing.push_back("raw");
-  if (ArtifactOf(run, Role::kConclusion) == nullptr || !run.conclusion) {
-    missing.push_back("conclusion");
-  }
+  const auto has = [&](Role role) {
+    return std::any_of(run.artifacts.begin(), run.artifacts.end(), [&](size_t i) {
+      return artifacts[i].role == role && artifacts[i].bytes > 0;
+    });
+  };
+  if (!has(Role::kConfig)) missing.push_back("config");
+  if (!has(Role::kIdentity)) missing.push_back("identity");
+  if (!has(Role::kRaw)) missing.push_back("raw");
+  if (!has(Role::kConclusion) || !run.conclusion) missing.push_back("conclusion");
   if (!run.ended) missing.push_back("end");
   return missing;
+}
+
+const CandidateRecord* State::FindCandidate(const std::string& name,
+                                            const std::string& step) const {
+  for (auto c = candidates.rbegin(); c != candidates.rend(); ++c) {
+    if (c->name == name && c->step == step) return &*c;
+  }
+  return nullptr;
 }
 
 const Observation* State::Current(const std::string& dependency_id,
@@ -226,6 +233,7 @@ Status State::TryApply(const Event& e) {
     run.actor = e.actor;
     run.start_seq = e.seq;
     run.started = e.time;
+    run.known_time = latest_time;
     run.step = f.Text("step");
     const std::string kind = f.Text("kind");
     run.kind = ParseEvidenceKind(kind);
@@ -369,13 +377,23 @@ Status State::TryApply(const Event& e) {
     if (bundle == nullptr || bundle->sha256 != r.bundle_sha256) {
       return DataLoss("its bundle {} is not a recorded artifact", r.bundle_path);
     }
+    TARE_ASSIGN_OR_RETURN(const ArtifactPath path, ParseArtifactPath(r.bundle_path));
+    if (path.run_id != e.run_id || path.step != r.step) {
+      return DataLoss("its bundle {} is of another run or step", r.bundle_path);
+    }
+    for (const ReviewRequest& before : reviews) {
+      if (before.bundle_sha256 == r.bundle_sha256) {
+        return DataLoss("its bundle was put up before, by event {}", before.seq);
+      }
+    }
     reviews.push_back(std::move(r));
     return Ok();
   }
   if (e.type == "signoff") {
     SignOffRecord s;
     s.seq = e.seq;
-    s.time = latest_time;
+    const RunRecord* run = run_of();
+    s.time = run == nullptr ? latest_time : run->known_time;
     s.run_id = e.run_id;
     s.step = f.Text("step");
     s.bundle_sha256 = f.Digest("bundle");

@@ -43,6 +43,7 @@ struct RunRecord {
   int64_t heartbeat_s = 0;
   uint64_t start_seq = 0;
   std::string started;
+  std::string known_time;  // the log's latest time when it started: no clock set back undoes it
 
   bool ended = false;
   bool lost = false;
@@ -84,7 +85,7 @@ struct ReviewRequest {
 
 struct SignOffRecord {
   uint64_t seq = 0;
-  std::string time;  // when it was accepted
+  std::string time;  // the log's latest time when its run started: what validity is held against
   std::string run_id;
   std::string step;
   std::string bundle_sha256;
@@ -92,6 +93,8 @@ struct SignOffRecord {
   std::string person;
   std::string key;        // fingerprint
   bool approves = false;  // else it rejects
+  // Why its files do not bear it out (MarkSignOffs); empty while they do or were not looked at.
+  std::string void_because;
 };
 
 struct CandidateRecord {
@@ -138,8 +141,11 @@ class State {
   const ConfigRecord* config() const { return configs.empty() ? nullptr : &configs.back(); }
   // The first artifact of a run with this role, or nullptr.
   const ArtifactRecord* ArtifactOf(const RunRecord& run, Role role) const;
-  // Which of config, identity, raw, conclusion and end a run lacks; empty when complete (GEN-16).
+  // Which of config, identity, raw, conclusion and end a run lacks; an empty file is none. Nothing
+  // when it is complete (GEN-16).
   std::vector<std::string> MissingLinks(const RunRecord& run) const;
+  // The latest word on a candidate at a step, or nullptr.
+  const CandidateRecord* FindCandidate(const std::string& name, const std::string& step) const;
   // What is known of a dependency now: the latest observation for `candidate` or for all.
   const Observation* Current(const std::string& dependency_id, const std::string& candidate) const;
 

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "base/reasons.h"
@@ -206,6 +207,7 @@ TEST(Scope, AnswersPassOnlyInsideARecordedScope) {  // GEN-31
   auto task = InitTask(&env, dir / "t");
   RunSpec spec;
   spec.step = "C3";
+  spec.kind = EvidenceKind::kE5;
   Conclusion c = PassConclusion();
   c.scope = *Scope::FromJson(*ParseJson(
       R"([{"shape":["b1"],"topology":["1"],"dtype":["bf16"],"model":["m"],"path":["decode"]},
@@ -478,13 +480,105 @@ TEST(Board, OneReasonForEachClosedStep) {
   EXPECT_EQ(line("C1").verdict, Verdict::kWaitingHuman);
   RunSpec c3;
   c3.step = "C3";
+  c3.kind = EvidenceKind::kE6;
+  AddRun(task.get(), c3);  // DOC-07: another kind is kept and opens nothing
+  EXPECT_EQ(line("C3").verdict, Verdict::kRefused);
+  EXPECT_EQ(line("C3").reason, reason::kWrongEvidenceKind);
+  c3.kind = EvidenceKind::kE5;
+  c3.candidate = "tile-64";
   AddRun(task.get(), c3);
+  EXPECT_EQ(line("C3").verdict, Verdict::kPass);
+  const auto say = [&](const std::string& state) {
+    EventDraft word{task->state().task_id,
+                    "candidate",
+                    {{"name", "tile-64"},
+                     {"step", "C3"},
+                     {"state", state},
+                     {"reason", "wrong on ragged rows"},
+                     {"previous", ""},
+                     {"identity", Json::array()},
+                     {"ledger", Json::object()}}};
+    ASSERT_TRUE(task->Append(word).ok());
+  };
+  say("excluded");
+  EXPECT_EQ(line("C3").verdict, Verdict::kInconclusive);
+  EXPECT_EQ(line("C3").reason, reason::kCandidateExcluded);
+  Staleness now(task->state());
+  EXPECT_NE(QueryScope(task->state(), &now, "C3", EvidenceKind::kE5,
+                       {"b1", "1", "bf16", "mini", "decode"})
+                .verdict,
+            Verdict::kPass);
+  const std::vector<std::string> candidates = ListsOf(task->state(), &now, "C3").candidates;
+  EXPECT_EQ(std::count(candidates.begin(), candidates.end(), "tile-64"), 0);
+  say("proposed");  // the latest word counts
   EXPECT_EQ(line("C3").verdict, Verdict::kPass);
   c3.conclusion = FailConclusion();
   c3.exit_code = 1;
   AddRun(task.get(), c3);
   EXPECT_EQ(line("C3").verdict, Verdict::kFail);
   EXPECT_EQ(line("C3").reason, "bit-mismatch");
+}
+
+// The steps of the whole model rest on those before, whatever was recorded for them.
+TEST(Board, ALaterStepStaysClosedWhileOneBeforeIsNotOpen) {
+  TempDir dir;
+  TestEnv env;
+  auto task = InitTask(&env, dir / "t");
+  const auto line = [&](const std::string& step) {
+    Staleness s(task->state());
+    for (const BoardLine& l : Board(task->state(), &s)) {
+      if (l.step == step) return l;
+    }
+    return BoardLine();
+  };
+  ASSERT_EQ(Approve(task.get(), "task", "bob", kBob, true).verdict, Verdict::kPass);
+  for (const auto& [step, kind] :
+       std::vector<std::pair<std::string, EvidenceKind>>{{"C9", EvidenceKind::kE8},
+                                                         {"C10", EvidenceKind::kE8},
+                                                         {"C1", EvidenceKind::kE10},
+                                                         {"C3", EvidenceKind::kE5},
+                                                         {"C4", EvidenceKind::kE10},
+                                                         {"C5", EvidenceKind::kE6},
+                                                         {"C6", EvidenceKind::kE7},
+                                                         {"C7", EvidenceKind::kE7}}) {
+    RunSpec run;
+    run.step = step;
+    run.kind = kind;
+    AddRun(task.get(), run);
+  }
+  ASSERT_EQ(Approve(task.get(), "C1", "bob", kBob, true).verdict, Verdict::kPass);
+  ASSERT_EQ(Approve(task.get(), "C9", "bob", kBob, true).verdict, Verdict::kPass);
+  EXPECT_EQ(line("C7").verdict, Verdict::kPass);
+  EXPECT_EQ(line("C9").reason, reason::kPrerequisiteOpen);
+  EXPECT_EQ(line("C9").detail, "C8 is inconclusive");
+  EXPECT_EQ(line("C10").reason, reason::kPrerequisiteOpen);
+  RunSpec loop;
+  loop.step = "C8";
+  loop.kind = EvidenceKind::kE8;
+  AddRun(task.get(), loop);
+  EXPECT_EQ(line("C9").verdict, Verdict::kPass);
+  EXPECT_EQ(line("C10").verdict, Verdict::kPass);
+}
+
+// GEN-16: a link is a file with something in it, whoever wrote the event.
+TEST(Task, AnEmptyFileIsNoLink) {
+  TempDir dir;
+  TestEnv env;
+  auto task = InitTask(&env, dir / "t");
+  const std::string id = AddRun(task.get(), {});
+  ASSERT_TRUE(task->state().MissingLinks(*task->state().FindRun(id)).empty());
+  const auto log = ReadLog(&env, dir / "t");
+  ASSERT_TRUE(log.ok());
+  for (const char* role : {"config", "identity", "raw", "conclusion"}) {
+    State state;
+    for (const std::string_view line : log->scan.lines) {
+      Event event = *ParseEvent(line, false);
+      if (event.type == "artifact" && event.data["role"] == role) event.data["bytes"] = 0;
+      state.Apply(event);
+    }
+    ASSERT_TRUE(state.problems.empty());
+    EXPECT_EQ(state.MissingLinks(*state.FindRun(id)), std::vector<std::string>{role});
+  }
 }
 
 TEST(Process, LostAndRunningAreToldApart) {

@@ -136,7 +136,7 @@ inline std::unique_ptr<Task> InitTask(Env* env, const std::string& dir,
 
 struct RunSpec {
   std::string step = "C1";
-  EvidenceKind kind = EvidenceKind::kE5;
+  EvidenceKind kind = EvidenceKind::kE10;
   std::string candidate;
   std::optional<Conclusion> conclusion = PassConclusion();
   std::vector<Dependency> dependencies = {

@@ -42,7 +42,8 @@ EvidenceStatus Refused(std::string_view code, std::string detail) {
 EvidenceStatus ContractRecorded(Env* env, const TaskView& view) {
   if (view.state.config() == nullptr) return {Verdict::kPass, "", ""};
   const std::string path = JoinPath(view.dir, std::string(kTaskFile));
-  const Result<std::string> text = env->ReadFile(path);
+  const Status plain = CheckPlainFile(env, path);
+  const Result<std::string> text = plain.ok() ? env->ReadFile(path) : Result<std::string>(plain);
   const Result<TaskConfig> now =
       text.ok() ? ParseTaskConfig(*text, kTaskFile) : Result<TaskConfig>(text.status());
   if (!now.ok()) return Refused(reason::kConfigUnrecorded, now.status().message());

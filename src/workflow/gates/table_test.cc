@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "workflow/gates/find.h"
+#include "workflow/index.h"
 
 namespace tare::workflow {
 namespace {
@@ -32,6 +33,24 @@ Status AfterChange(const F& change) {
   EXPECT_TRUE(root.ok());
   change(*root);
   return ParseWorkflowTable(root->dump()).status();
+}
+
+// The board's rules lie below this room and must say what the table says.
+TEST(GateTableTest, TheBoardTakesTheTablesEvidence) {
+  auto table = ParseWorkflowTable(TableText());
+  ASSERT_TRUE(table.ok()) << table.status().ToString();
+  for (const GateSpec& gate : table->gates) {
+    std::vector<std::string> kinds, needs;
+    for (const EvidenceKind kind : KindsThatOpen(gate.id))
+      kinds.emplace_back(EvidenceKindName(kind));
+    for (const std::string_view step : StepsBefore(gate.id)) needs.emplace_back(step);
+    EXPECT_EQ(kinds, gate.evidence) << gate.id;
+    if (gate.id == "C9" || gate.id == "C10") {
+      EXPECT_EQ(needs, gate.needs) << gate.id;
+    } else {
+      EXPECT_TRUE(needs.empty()) << gate.id;
+    }
+  }
 }
 
 // GEN-24: the eleven gates load, each with its five parts.
