@@ -342,14 +342,36 @@ PrivateKeyScan FindPrivateKeys(std::string_view bytes) {
       }
     }
   }
-  std::string seed;
-  std::string_view text = bytes;
-  if (text.size() == 65 && text.back() == '\n') text.remove_suffix(1);
-  if (text.size() == 32) seed = text;
-  if (text.size() == 64) seed = DecodeHex(text);
-  if (seed.size() == 32) {
+  const auto add_seed = [&](std::string_view seed) {
     add(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr,
                                      reinterpret_cast<const unsigned char*>(seed.data()), 32));
+  };
+  // PKCS #8 in DER: the algorithm's identifier, then the seed in two octet strings.
+  constexpr std::string_view kDerSeed{"\x06\x03\x2b\x65\x70\x04\x22\x04\x20", 9};
+  for (size_t at = bytes.find(kDerSeed); at != std::string_view::npos;
+       at = bytes.find(kDerSeed, at + 1)) {
+    if (bytes.size() - at >= kDerSeed.size() + 32) add_seed(bytes.substr(at + kDerSeed.size(), 32));
+  }
+  // Encrypted (PBES2): whose it is cannot be told.
+  constexpr std::string_view kPbes2{"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x05\x0d", 11};
+  if (bytes.find(kPbes2) != std::string_view::npos) scan.opaque = true;
+  std::string_view text = bytes;
+  if (text.size() > 32 && text.back() == '\n') text.remove_suffix(1);
+  std::vector<std::string> raws = {std::string(bytes)};
+  if (text.size() == 64 || text.size() == 128) raws.push_back(DecodeHex(text));
+  if (text.size() == 44 || text.size() == 88) {
+    auto decoded = DecodeBase64(text);
+    if (decoded.ok()) raws.push_back(*std::move(decoded));
+  }
+  for (const std::string& raw : raws) {
+    if (raw.size() == 32) add_seed(raw);
+    if (raw.size() != 64) continue;
+    // 64 bytes are as well a signature: a key when the second half is the first one's public key.
+    const size_t before = scan.keys.size();
+    add_seed(std::string_view(raw).substr(0, 32));
+    if (scan.keys.size() > before &&
+        std::memcmp(scan.keys.back().bytes.data(), raw.data() + 32, 32) != 0)
+      scan.keys.pop_back();
   }
   return scan;
 }
@@ -358,7 +380,7 @@ Result<std::vector<PublicKey>> AgentKeys(const std::string& socket_path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof(address.sun_path)) {
-    return InvalidArgument("ssh-agent: the socket path is too long");
+    return Error(Code::kNotFound, "ssh-agent: the socket path is too long to be one");
   }
   std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -369,7 +391,8 @@ Result<std::vector<PublicKey>> AgentKeys(const std::string& socket_path) {
   (void)::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   (void)::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return Errno("connect to ssh-agent", socket_path, errno);
+    return Error(Code::kNotFound, "no ssh-agent at {}: {}", Printable(socket_path),
+                 std::strerror(errno));
   }
   constexpr char kRequest[5] = {0, 0, 0, 1, 11};  // SSH_AGENTC_REQUEST_IDENTITIES
   if (::send(fd, kRequest, sizeof(kRequest), MSG_NOSIGNAL) != sizeof(kRequest)) {

@@ -42,15 +42,17 @@ Result<Signature> ParseSignature(std::string_view bytes);
 // Ok when `signature` is `key`'s over `message`; kDataLoss when it is not.
 Status VerifySignature(const PublicKey& key, const Signature& signature, std::string_view message);
 
-// Public halves of private keys found in a file's bytes (OpenSSH, PEM, a raw 32-byte seed as bytes
-// or hex). `opaque` says that there is a private key whose public half cannot be told.
+// Public halves of private keys found in a file's bytes: OpenSSH, PEM, PKCS #8 in DER, a raw seed
+// of 32 bytes alone or before its public key, as bytes, hex or base64. `opaque` says that there is
+// a private key whose public half cannot be told.
 struct PrivateKeyScan {
   std::vector<PublicKey> keys;
   bool opaque = false;
 };
 PrivateKeyScan FindPrivateKeys(std::string_view bytes);
 
-// Ed25519 keys that the ssh-agent at this socket offers. Other key types are left out.
+// Ed25519 keys that the ssh-agent at this socket offers. Other key types are left out. kNotFound
+// when nobody listens there; any other error is an agent that did not say.
 Result<std::vector<PublicKey>> AgentKeys(const std::string& socket_path);
 
 // Base64 (RFC 4648, canonical, padded); kInvalidArgument otherwise.

@@ -1,7 +1,9 @@
 #include "workflow/signoff.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
-#include <functional>
+#include <cstdlib>
 
 #include "base/reasons.h"
 #include "base/sha256.h"
@@ -13,13 +15,47 @@ namespace {
 
 constexpr std::string_view kStatementSchema = "tare-statement-1";
 
-std::string Folded(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  const auto is_space = [](char c) { return c == ' ' || c == '\t'; };
-  while (!text.empty() && is_space(text.back())) text.pop_back();
-  while (!text.empty() && is_space(text.front())) text.erase(text.begin());
-  return text;
+// A person's name without what the eye does not tell apart: case, compatibility forms, invisible
+// characters, spaces beyond one. Letters of another script that look the same stay others.
+std::string Folded(const std::string& text) {
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> folded(
+      utf8proc_NFKC_Casefold(reinterpret_cast<const utf8proc_uint8_t*>(text.c_str())), &std::free);
+  std::string out;
+  bool gap = false;
+  for (const char c :
+       std::string_view(folded == nullptr ? text.c_str() : reinterpret_cast<char*>(folded.get()))) {
+    if (c == ' ' || c == '\t') {
+      gap = !out.empty();
+      continue;
+    }
+    if (gap) out += ' ';
+    gap = false;
+    out += c;
+  }
+  return out;
+}
+
+// Seconds compare as text.
+bool IsValidAt(const Reviewer& r, const std::string& time) {
+  const std::string now = time.substr(0, 19) + "Z";
+  return (r.valid_from.empty() || now >= r.valid_from) &&
+         (r.valid_until.empty() || now <= r.valid_until);
+}
+
+// The bytes of a recorded file of the task, reached through plain folders alone.
+Result<std::string> ReadRecorded(Env* env, const std::string& dir, const ArtifactRecord& artifact) {
+  for (size_t slash = artifact.path.find('/'); slash != std::string::npos;
+       slash = artifact.path.find('/', slash + 1)) {
+    const std::string folder = artifact.path.substr(0, slash);
+    TARE_ASSIGN_OR_RETURN(const FileInfo info, env->Stat(JoinPath(dir, folder)));
+    if (info.kind != FileInfo::Kind::kDirectory)
+      return Error(Code::kPrecondition, "{}: not a folder; links are never followed", folder);
+  }
+  TARE_RETURN_IF_ERROR(CheckPlainFile(env, JoinPath(dir, artifact.path)));
+  TARE_ASSIGN_OR_RETURN(std::string bytes, env->ReadFile(JoinPath(dir, artifact.path)));
+  if (Hex(Sha256Of(bytes)) != artifact.sha256)
+    return DataLoss("{}: not the bytes that were recorded", artifact.path);
+  return bytes;
 }
 
 const ReviewRequest* LatestRequest(const State& state, const std::string& step) {
@@ -118,33 +154,54 @@ Judged Judge(const State& state, uint64_t seq, const std::string& now_time,
     auto key = ParsePublicKey(text);
     if (key.ok()) asking.push_back(Fingerprint(*key));
   }
-  const bool same_person =
-      Folded(found->person) == Folded(request.requester) ||
-      Folded(found->person) == Folded(config->config.String("requester.person"));
+  bool same_person = Folded(found->person) == Folded(request.requester) ||
+                     Folded(found->person) == Folded(config->config.String("requester.person"));
+  // A new list, whatever it calls the requester, is asked for by the one of the list before.
+  if (statement.step == "task" && authority != nullptr) {
+    same_person = same_person ||
+                  Folded(found->person) == Folded(authority->config.String("requester.person"));
+    for (const std::string& text : authority->config.StringList("requester.keys")) {
+      auto key = ParsePublicKey(text);
+      if (key.ok()) asking.push_back(Fingerprint(*key));
+    }
+  }
   if (same_person || std::find(asking.begin(), asking.end(), fingerprint) != asking.end()) {
     return {No(reason::kSelfApproval, fmt::format("{} asked for this review", found->person)),
             nullptr};
   }
   if (found->revoked) return {No(reason::kKeyRevoked, "key " + fingerprint), nullptr};
-  // Seconds compare as text; the log's latest time stands in when the clock was set back.
-  const std::string now = now_time.substr(0, 19) + "Z";
-  if ((!found->valid_from.empty() && now < found->valid_from) ||
-      (!found->valid_until.empty() && now > found->valid_until)) {
+  // The log's latest time stands in when the clock was set back.
+  if (!IsValidAt(*found, now_time)) {
     return {No(reason::kKeyExpired,
                fmt::format("valid from {} until {}, now {}",
                            found->valid_from.empty() ? "ever" : found->valid_from,
-                           found->valid_until.empty() ? "ever" : found->valid_until, now)),
+                           found->valid_until.empty() ? "ever" : found->valid_until, now_time)),
             nullptr};
   }
   if (statement.step == "task" && authority != nullptr) {
     const auto& before = authority->config.reviewers;
     const bool member = std::any_of(before.begin(), before.end(), [&](const Reviewer& r) {
-      return r.public_key == found->public_key && !r.revoked &&
+      return r.public_key == found->public_key && !r.revoked && IsValidAt(r, now_time) &&
              std::find(r.steps.begin(), r.steps.end(), "task") != r.steps.end();
     });
     if (!member) {
       return {No(reason::kReviewerNotAllowed,
                  "a changed list must be signed by a member of the list before it"),
+              nullptr};
+    }
+  }
+  // A word given before a later one does not come back after it.
+  for (const SignOffRecord& p : state.signoffs) {
+    if (p.seq >= seq || p.step != statement.step || p.bundle_sha256 != statement.bundle_sha256)
+      continue;
+    const ArtifactRecord* taken = state.FindArtifact(p.statement_path);
+    if (taken != nullptr && taken->sha256 == Hex(Sha256Of(statement_bytes))) {
+      return {No(reason::kWrongDigest, fmt::format("this statement was taken by event {}", p.seq)),
+              nullptr};
+    }
+    if (statement.decision == "approve" && !p.approves && statement.time < p.time) {
+      return {No(reason::kWrongDigest,
+                 fmt::format("signed before {} rejected the same bundle", p.person)),
               nullptr};
     }
   }
@@ -200,7 +257,7 @@ Result<Statement> ParseStatement(std::string_view bytes) {
 const ConfigRecord* AuthorityInForce(const State& state, uint64_t seq) {
   const ConfigRecord* found = nullptr;
   for (const SignOffRecord& s : state.signoffs) {
-    if (s.seq >= seq || s.step != "task") continue;
+    if (s.seq >= seq || s.step != "task" || !s.void_because.empty()) continue;
     const ReviewRequest* request = RequestOf(state, s);
     if (request == nullptr) continue;
     const ConfigRecord* config = ConfigAt(state, s.seq);
@@ -214,6 +271,54 @@ const ConfigRecord* AuthorityInForce(const State& state, uint64_t seq) {
     if (s.approves) found = config;
   }
   return found;
+}
+
+Result<BundleHead> CheckBundle(const State& state, const ReviewRequest& request,
+                               std::string_view bundle) {
+  if (!bundle.ends_with('\n')) return DataLoss("its bundle is not one line of JSON");
+  TARE_ASSIGN_OR_RETURN(const Json json, ParseJson(bundle.substr(0, bundle.size() - 1)));
+  const auto at = [&](const Json& object, const char* key) {
+    return object.is_object() && object.contains(key) ? object.at(key) : Json();
+  };
+  const ConfigRecord* config = ConfigAt(state, request.seq);
+  const std::pair<const char*, Json> wanted[] = {
+      {"schema", "tare-review-1"},
+      {"task", state.task_id},
+      {"step", request.step},
+      {"requester",
+       Json::object({{"person", request.requester}, {"keys", request.requester_keys}})},
+      {"config", config == nullptr ? "" : config->sha256},
+      {"dependencies", DependenciesToJson(request.dependencies)}};
+  for (const auto& [key, value] : wanted) {
+    // Compared as canonical text: a bundle's members are in order, the log's as they were written.
+    TARE_ASSIGN_OR_RETURN(const std::string said, CanonicalJson(at(json, key)));
+    TARE_ASSIGN_OR_RETURN(const std::string meant, CanonicalJson(value));
+    if (said != meant)
+      return DataLoss("its bundle and the event that put it up differ in `{}`", key);
+  }
+  std::vector<std::string> passed;
+  const Json runs = at(json, "runs");
+  if (!runs.is_array()) return DataLoss("its bundle lists no runs");
+  for (const Json& entry : runs) {
+    const Json id = at(entry, "run"), artifacts = at(entry, "artifacts");
+    const RunRecord* run = id.is_string() ? state.FindRun(id.get<std::string>()) : nullptr;
+    if (run == nullptr || run->step != request.step || !artifacts.is_array())
+      return DataLoss("its bundle lists a run that is not in the log");
+    for (const Json& file : artifacts) {
+      const Json path = at(file, "path");
+      const ArtifactRecord* artifact =
+          path.is_string() ? state.FindArtifact(path.get<std::string>()) : nullptr;
+      if (artifact == nullptr || at(file, "sha256") != artifact->sha256)
+        return DataLoss("its bundle lists an artifact that is not in the log");
+    }
+    if (at(entry, "verdict") == VerdictName(Verdict::kPass)) passed.push_back(run->id);
+  }
+  if (passed != request.runs)
+    return DataLoss("its bundle and the event that put it up differ in the runs that passed");
+  const Json head = at(json, "head");
+  if (!at(head, "events").is_number_unsigned() || !at(head, "sha256").is_string())
+    return DataLoss("its bundle names no head of the log");
+  return BundleHead{head.at("events").get<uint64_t>(), head.at("sha256").get<std::string>()};
 }
 
 Result<ReviewRequest> PrepareReview(Task* task, const std::string& step,
@@ -351,20 +456,26 @@ Result<AcceptResult> AcceptSignOff(Task* task, std::string_view statement_bytes,
       Judge(state, task->log().size(), now, *request, *statement, statement_bytes, *signature);
   if (judged.refusal) return refuse(*judged.refusal);
   const Reviewer reviewer = *judged.reviewer;
-  TARE_ASSIGN_OR_RETURN(const std::vector<std::string> key_files,
-                        KeyFilesIn(task->env(), task->dir(), reviewer.public_key));
-  if (!key_files.empty()) return refuse(No(reason::kKeyInTask, key_files[0]));
+  TARE_ASSIGN_OR_RETURN(const std::vector<TreeEntry> tree, ListTree(task->env(), task->dir()));
+  const std::vector<KeyFile> key_files = KeyFilesAmong(task->env(), task->dir(), tree);
+  if (const std::string* file = KeyFileOf(key_files, reviewer.public_key))
+    return refuse(No(reason::kKeyInTask, *file));
   if (!context.agent_socket.empty() && !context.person_at_terminal) {
     auto keys = AgentKeys(context.agent_socket);
+    if (!keys.ok() && keys.status().code() != Code::kNotFound)
+      return refuse(No(reason::kAgentUnattended, keys.status().message()));
     if (keys.ok() && std::find(keys->begin(), keys->end(), reviewer.public_key) != keys->end()) {
       return refuse(No(reason::kAgentUnattended, Fingerprint(reviewer.public_key)));
     }
   }
   // What was signed must still be what there is.
-  auto bundle = task->env()->ReadFile(JoinPath(task->dir(), request->bundle_path));
-  if (!bundle.ok() || Hex(Sha256Of(*bundle)) != request->bundle_sha256) {
-    return refuse(No(reason::kWrongDigest, "the bundle's file was changed or is gone"));
+  auto bundle = ReadRecorded(task->env(), task->dir(), *state.FindArtifact(request->bundle_path));
+  if (!bundle.ok()) {
+    return refuse(No(reason::kWrongDigest,
+                     "the bundle's file was changed or is gone: " + bundle.status().message()));
   }
+  if (auto head = CheckBundle(state, *request, *bundle); !head.ok())
+    return refuse(No(reason::kWrongDigest, head.status().message()));
   Staleness staleness(state);
   if (auto why = ChangedSince(state, &staleness, *request)) {
     return refuse(No(reason::kSignoffVoid, *why));
@@ -373,6 +484,15 @@ Result<AcceptResult> AcceptSignOff(Task* task, std::string_view statement_bytes,
   RunStart start;
   start.step = statement->step;
   TARE_ASSIGN_OR_RETURN(const std::string run_id, task->StartRun(start));
+  // Held against the time of this very run, which is what stays in the log: validity may have
+  // ended a moment ago.
+  const Judged again =
+      Judge(state, task->log().size(), state.FindRun(run_id)->known_time,
+            *LatestRequest(state, statement->step), *statement, statement_bytes, *signature);
+  if (again.refusal) {
+    TARE_RETURN_IF_ERROR(task->EndRun(run_id, {0, 0, std::nullopt, {}}));
+    return refuse(*again.refusal);
+  }
   TARE_RETURN_IF_ERROR(task->AddBytes(run_id, "statement.json", Role::kReview, statement_bytes));
   TARE_RETURN_IF_ERROR(task->AddBytes(run_id, "statement.sig", Role::kReview, signature_bytes));
   TARE_RETURN_IF_ERROR(task->EndRun(run_id, {0, 0, std::nullopt, {}}));
@@ -413,6 +533,19 @@ Status RecheckSignOff(const State& state, const SignOffRecord& s, std::string_vi
   return Ok();
 }
 
+void MarkSignOffs(Env* env, const std::string& dir, State* state) {
+  for (SignOffRecord& s : state->signoffs) {
+    const ArtifactRecord* statement = state->FindArtifact(s.statement_path);
+    const ArtifactRecord* signature = state->FindArtifact(s.signature_path);
+    if (statement == nullptr || signature == nullptr) continue;  // refused when it was applied
+    auto said = ReadRecorded(env, dir, *statement), by = ReadRecorded(env, dir, *signature);
+    const Status status = !said.ok() ? said.status()
+                          : !by.ok() ? by.status()
+                                     : RecheckSignOff(*state, s, *said, *by);
+    if (!status.ok()) s.void_because = status.message();
+  }
+}
+
 SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const std::string& step) {
   SignOffStatus out;
   out.reason = reason::kNoSignoff;
@@ -430,6 +563,12 @@ SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const st
   }
   out.person = latest->person;
   out.request = RequestOf(state, *latest);
+  const auto voided = [&](std::string detail) {
+    out.reason = reason::kSignoffVoid;
+    out.detail = std::move(detail);
+    return out;
+  };
+  if (!latest->void_because.empty()) return voided(latest->void_because);
   if (!latest->approves) {
     return {Verdict::kFail, std::string(reason::kSignoffRejected), "by " + latest->person,
             latest->person, out.request};
@@ -439,16 +578,14 @@ SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const st
         fmt::format("a newer bundle {} waits for a reviewer", pending->bundle_sha256.substr(0, 12));
     return out;
   }
-  const auto voided = [&](std::string detail) {
-    out.reason = reason::kSignoffVoid;
-    out.detail = std::move(detail);
-    return out;
-  };
   if (out.request == nullptr) return voided("its request is not in the log");
-  if (state.config() != nullptr) {
-    for (const Reviewer& r : state.config()->config.reviewers) {
+  // Whoever revoked a key said that its words are not to be trusted; taking that back by an edit
+  // does not bring them back.
+  for (const ConfigRecord& c : state.configs) {
+    if (c.seq < latest->seq) continue;
+    for (const Reviewer& r : c.config.reviewers) {
       if (r.revoked && Fingerprint(r.public_key) == latest->key) {
-        return voided("key " + latest->key + " is revoked");
+        return voided(fmt::format("key {} was revoked by event {}", latest->key, c.seq));
       }
     }
   }
@@ -458,38 +595,29 @@ SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const st
   return out;
 }
 
-Result<std::vector<std::string>> KeyFilesIn(Env* env, const std::string& dir,
-                                            const PublicKey& key) {
+std::vector<KeyFile> KeyFilesAmong(Env* env, const std::string& dir,
+                                   const std::vector<TreeEntry>& tree) {
   constexpr uint64_t kMaxKeyFile = 64 << 10;
-  std::vector<std::string> found;
-  Status failed;
-  const std::function<void(const std::string&, int)> walk = [&](const std::string& relative,
-                                                                int depth) {
-    auto names = env->List(JoinPath(dir, relative));
-    if (!names.ok() || depth > 32) {
-      failed = names.ok() ? Error(Code::kExhausted, "{}: too deep", relative) : names.status();
-      return;
+  std::vector<KeyFile> found;
+  for (const TreeEntry& e : tree) {
+    if (e.info.kind != FileInfo::Kind::kFile || e.info.size_bytes > kMaxKeyFile ||
+        e.info.size_bytes < 32) {
+      continue;
     }
-    for (const std::string& name : *names) {
-      const std::string path = relative.empty() ? name : JoinPath(relative, name);
-      auto info = env->Stat(JoinPath(dir, path));
-      if (!info.ok()) continue;
-      if (info->kind == FileInfo::Kind::kDirectory) {
-        walk(path, depth + 1);
-      } else if (info->kind == FileInfo::Kind::kFile && info->size_bytes <= kMaxKeyFile &&
-                 info->size_bytes >= 32) {
-        auto bytes = env->ReadFile(JoinPath(dir, path));
-        if (!bytes.ok()) continue;
-        const PrivateKeyScan scan = FindPrivateKeys(*bytes);
-        if (scan.opaque || std::find(scan.keys.begin(), scan.keys.end(), key) != scan.keys.end()) {
-          found.push_back(Printable(path));
-        }
-      }
-    }
-  };
-  walk("", 0);
-  if (!failed.ok()) return failed;
+    auto bytes = env->ReadFile(JoinPath(dir, e.path));
+    if (!bytes.ok()) continue;
+    PrivateKeyScan scan = FindPrivateKeys(*bytes);
+    if (scan.opaque || !scan.keys.empty()) found.push_back({Printable(e.path), std::move(scan)});
+  }
   return found;
+}
+
+const std::string* KeyFileOf(const std::vector<KeyFile>& files, const PublicKey& key) {
+  for (const KeyFile& f : files) {
+    const auto& keys = f.scan.keys;
+    if (f.scan.opaque || std::find(keys.begin(), keys.end(), key) != keys.end()) return &f.path;
+  }
+  return nullptr;
 }
 
 }  // namespace tare::workflow

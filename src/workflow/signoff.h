@@ -15,6 +15,7 @@
 
 #include "workflow/staleness.h"
 #include "workflow/task.h"
+#include "workflow/verify.h"
 
 namespace tare::workflow {
 
@@ -52,6 +53,15 @@ struct AcceptResult {
 Result<AcceptResult> AcceptSignOff(Task* task, std::string_view statement,
                                    std::string_view signature, const AcceptContext& context);
 
+// What a review's bundle says against the log: the event that put it up and the records that it
+// lists. Gives the head of the log that it was made from, which only the log's lines can show.
+struct BundleHead {
+  uint64_t events = 0;
+  std::string sha256;
+};
+Result<BundleHead> CheckBundle(const State& state, const ReviewRequest& request,
+                               std::string_view bundle);
+
 // The list of reviewers that is signed and in force just before event `seq`, or nullptr.
 const ConfigRecord* AuthorityInForce(const State& state, uint64_t seq);
 
@@ -59,6 +69,9 @@ const ConfigRecord* AuthorityInForce(const State& state, uint64_t seq);
 // digest. Used by verify; trusts nothing that acceptance found.
 Status RecheckSignOff(const State& state, const SignOffRecord& signoff, std::string_view statement,
                       std::string_view signature);
+// The same for every sign-off of a task that was just read: one whose files do not bear it out is
+// marked (SignOffRecord::void_because) and counts for nothing from then on.
+void MarkSignOffs(Env* env, const std::string& dir, State* state);
 
 struct SignOffStatus {
   Verdict verdict = Verdict::kWaitingHuman;  // kPass when a valid approval stands
@@ -68,11 +81,18 @@ struct SignOffStatus {
   const ReviewRequest* request = nullptr;
 };
 // Whether the step stands approved now: the latest sign-off approves the latest request, nothing it
-// covers has changed, and its key is not revoked.
+// covers has changed, and its key has not been revoked since, not even for a while.
 SignOffStatus StatusOfSignOff(const State& state, Staleness* staleness, const std::string& step);
 
-// Private keys inside the task directory whose public half is `key`, by path; also files whose key
-// cannot be told. Looks into plain files of at most 64 KiB.
-Result<std::vector<std::string>> KeyFilesIn(Env* env, const std::string& dir, const PublicKey& key);
+// Files of the task directory that hold a private key, by path. Looks into plain files of at most
+// 64 KiB among `tree` (ListTree of `dir`).
+struct KeyFile {
+  std::string path;
+  PrivateKeyScan scan;
+};
+std::vector<KeyFile> KeyFilesAmong(Env* env, const std::string& dir,
+                                   const std::vector<TreeEntry>& tree);
+// The first of them whose key is `key`'s private half or cannot be told, or nullptr.
+const std::string* KeyFileOf(const std::vector<KeyFile>& files, const PublicKey& key);
 
 }  // namespace tare::workflow

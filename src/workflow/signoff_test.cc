@@ -9,6 +9,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <thread>
 
@@ -239,6 +241,168 @@ TEST_F(SignOffTest, APrivateKeyInsideTheTask) {
   EXPECT_EQ(Offer("C1", "bob", kBob), "");
 }
 
+TEST_F(SignOffTest, AKeyIsFoundInEveryFormAndAtEveryDepth) {
+  SignList();
+  AddRun(task_.get(), {});
+  const std::string seed(reinterpret_cast<const char*>(kBob.seed.data()), 32);
+  const std::string pair =
+      seed + std::string(reinterpret_cast<const char*>(kBob.public_key.bytes.data()), 32);
+  const std::string der =
+      std::string("\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20", 16) + seed;
+  for (const std::string& bytes :
+       {pair, der, "before" + der + "after", EncodeBase64(seed), EncodeBase64(pair) + "\n"}) {
+    std::ofstream(dir_ / "t/C1/notes", std::ios::binary) << bytes;
+    EXPECT_EQ(Offer("C1", "bob", kBob), reason::kKeyInTask) << bytes.size();
+  }
+  // As openssl writes it, and encrypted: then nobody can tell whose it is.
+  if (std::system("command -v openssl >/dev/null 2>&1") == 0) {
+    const std::string key = dir_ / "k.pem", at = dir_ / "t/C1/notes";
+    ASSERT_EQ(std::system(("openssl genpkey -algorithm ed25519 -out " + key +
+                           " 2>/dev/null && "
+                           "openssl pkcs8 -topk8 -in " +
+                           key + " -passout pass:x -outform DER -out " + at + " 2>/dev/null")
+                              .c_str()),
+              0);
+    EXPECT_EQ(Offer("C1", "bob", kBob), reason::kKeyInTask);
+  }
+  // A raw signature has 64 bytes too and is no key.
+  std::ofstream(dir_ / "t/C1/notes", std::ios::binary) << kBob.Sign("something");
+  EXPECT_EQ(Offer("C1", "bob", kBob), "");
+  std::filesystem::remove(dir_ / "t/C1/notes");
+  std::string deep = dir_ / "t/C1";
+  for (int i = 0; i < 60; ++i) deep += "/d";
+  std::filesystem::create_directories(deep);
+  EXPECT_EQ(Offer("C1", "bob", kBob), "");
+  std::ofstream(deep + "/notes", std::ios::binary) << seed;
+  EXPECT_EQ(Offer("C1", "bob", kBob), reason::kKeyInTask);
+  task_.reset();
+  const auto report = VerifyTask(&env_, dir_ / "t");
+  EXPECT_TRUE(std::any_of(report->findings.begin(), report->findings.end(),
+                          [](const Finding& f) { return f.reason == reason::kKeyBesideTask; }));
+}
+
+TEST_F(SignOffTest, ARejectionIsNotUndoneByAnOlderApproval) {
+  SignList();
+  AddRun(task_.get(), {});
+  const ReviewRequest request = *PrepareReview(task_.get(), "C1", {}, {});
+  const auto offer = [&](const std::string& statement) {
+    return AcceptSignOff(task_.get(), statement, kBob.SshSign(statement), {})->reason;
+  };
+  const std::string held_back = StatementFor(*task_, request, "bob");  // signed, not handed in
+  const std::string approval = StatementFor(*task_, request, "bob");
+  EXPECT_EQ(offer(approval), "");
+  EXPECT_EQ(offer(StatementFor(*task_, request, "bob", "reject")), reason::kSignoffRejected);
+  EXPECT_EQ(offer(approval), reason::kWrongDigest);
+  EXPECT_EQ(offer(held_back), reason::kWrongDigest);
+  EXPECT_EQ(StatusOf("C1").verdict, Verdict::kFail);
+  EXPECT_EQ(offer(StatementFor(*task_, request, "bob")), "");  // a new word
+  EXPECT_EQ(StatusOf("C1").verdict, Verdict::kPass);
+}
+
+TEST_F(SignOffTest, ARevocationIsNotUndoneByAnEdit) {
+  SignList();
+  AddRun(task_.get(), {});
+  ASSERT_EQ(Offer("C1", "carol", kCarol), "");
+  Amend("revoked = false", "revoked = true");
+  ASSERT_EQ(StatusOf("C1").reason, reason::kSignoffVoid);
+  Amend("revoked = true", "revoked = false");
+  EXPECT_EQ(StatusOf("C1").reason, reason::kSignoffVoid);
+  ASSERT_EQ(Offer("C1", "carol", kCarol), "");  // a new word of a key that is trusted again
+  EXPECT_EQ(StatusOf("C1").verdict, Verdict::kPass);
+}
+
+TEST_F(SignOffTest, AnExpiredKeyDoesNotExtendItself) {
+  SignList();
+  Amend("valid_until = \"2100-01-01T00:00:00Z\"", "valid_until = \"2021-01-01T00:00:00Z\"");
+  ASSERT_EQ(Offer("task", "carol", kCarol), "");
+  Amend("valid_until = \"2021-01-01T00:00:00Z\"", "valid_until = \"2100-01-01T00:00:00Z\"");
+  EXPECT_EQ(Offer("task", "bob", kBob), reason::kReviewerNotAllowed);
+  EXPECT_EQ(Offer("task", "carol", kCarol), "");
+}
+
+TEST_F(SignOffTest, TheRequesterIsNotSomeoneElseByANewList) {  // STOP-11
+  Start(TestToml() + fmt::format("[[reviewer]]\nperson = \"ann\"\nkey = \"{}\"\nsteps = [\"task\", "
+                                 "\"C1\"]\n",
+                                 kAnn.RawText()));
+  SignList();
+  EXPECT_EQ(Offer("task", "ann", kAnn), reason::kSelfApproval);
+  std::string toml = *env_.ReadFile(dir_ / "t/task.toml");
+  const auto put = [&](const std::string& from, const std::string& to) {
+    const size_t at = toml.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    toml.replace(at, from.size(), to);
+  };
+  put("person = \"ann\"", "person = \"zed\"");
+  put(fmt::format("keys = [\"{}\"]", kAnn.RawText()), "keys = []");
+  ASSERT_TRUE(env_.WriteFileAtomic(dir_ / "t/task.toml", toml).ok());
+  ASSERT_TRUE(task_->Amend("another requester").ok());
+  EXPECT_EQ(Offer("task", "ann", kAnn), reason::kSelfApproval);
+  EXPECT_EQ(Offer("task", "bob", kBob), "");
+}
+
+TEST_F(SignOffTest, NamesThatLookTheSameAreTheRequesters) {  // STOP-11
+  const std::vector<std::string> names = {"ANN", "ann\u00a0", "a\u00adnn", "a\u2060nn", "\uff41nn"};
+  std::string toml = TestToml();
+  for (size_t i = 0; i < names.size(); ++i) {
+    toml += fmt::format("[[reviewer]]\nperson = \"{}\"\nkey = \"{}\"\nsteps = [\"C1\"]\n", names[i],
+                        TestKey(static_cast<uint8_t>(20 + i)).RawText());
+  }
+  Start(toml);
+  SignList();
+  AddRun(task_.get(), {});
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_EQ(Offer("C1", names[i], TestKey(static_cast<uint8_t>(20 + i))), reason::kSelfApproval)
+        << names[i];
+  }
+}
+
+TEST_F(SignOffTest, ValidityEndsBetweenTheCheckAndTheRecord) {
+  SignList();
+  AddRun(task_.get(), {});
+  // The clock runs on at every look, over the last seconds of validity: whatever was accepted
+  // verifies, and what was not is refused as expired, before its run began or just after.
+  env_.now_ns = 4'102'444'800'000'000'000 - 8'000'000'000;
+  env_.step_ns = 37'000'000;
+  int accepted = 0;
+  std::string why;
+  for (; why.empty() && accepted < 100; accepted += why.empty()) {
+    const ReviewRequest request = *PrepareReview(task_.get(), "C1", {}, {});
+    const std::string statement = StatementFor(*task_, request, "bob");
+    why = AcceptSignOff(task_.get(), statement, kBob.SshSign(statement), {})->reason;
+  }
+  EXPECT_GT(accepted, 0);
+  EXPECT_EQ(why, reason::kKeyExpired);
+  task_.reset();
+  const auto report = VerifyTask(&env_, dir_ / "t");
+  EXPECT_EQ(report->verdict, Verdict::kPass)
+      << report->findings[0].where << " " << report->findings[0].message;
+}
+
+TEST_F(SignOffTest, AForgedRecordOpensNothing) {
+  SignList();
+  AddRun(task_.get(), {});
+  const ReviewRequest request = *PrepareReview(task_.get(), "C1", {}, {});
+  // An event that names the signature of another step: in order for the log, borne out by no file.
+  const SignOffRecord& list = task_->state().signoffs.back();
+  EventDraft forged{request.run_id,
+                    "signoff",
+                    {{"step", "C1"},
+                     {"bundle", request.bundle_sha256},
+                     {"statement", list.statement_path},
+                     {"signature", list.signature_path},
+                     {"person", "bob"},
+                     {"key", list.key},
+                     {"decision", "approve"}}};
+  ASSERT_TRUE(task_->Append(forged).ok());
+  const auto view = ReadTask(&env_, dir_ / "t");
+  Staleness s(view->state);
+  EXPECT_EQ(StatusOfSignOff(view->state, &s, "C1").reason, reason::kSignoffVoid);
+  task_.reset();
+  task_ = *Task::Open(&env_, dir_ / "t", "ann");
+  EXPECT_EQ(StatusOf("C1").reason, reason::kSignoffVoid);
+  EXPECT_EQ(VerifyTask(&env_, dir_ / "t")->verdict, Verdict::kFail);
+}
+
 // Answers one request for identities as ssh-agent does.
 class FakeAgent {
  public:
@@ -265,12 +429,13 @@ class FakeAgent {
         if (client < 0) return;
         char request[5];
         if (::recv(client, request, 5, MSG_WAITALL) == 5) {
-          (void)::send(client, answer_.data(), answer_.size(), MSG_NOSIGNAL);
+          if (!silent) (void)::send(client, answer_.data(), answer_.size(), MSG_NOSIGNAL);
         }
         ::close(client);
       }
     });
   }
+  std::atomic<bool> silent = false;  // hangs up without a word
   ~FakeAgent() {
     ::shutdown(fd_, SHUT_RDWR);
     thread_.join();
@@ -286,11 +451,13 @@ class FakeAgent {
 TEST_F(SignOffTest, AnAgentsKeyNeedsAPersonAtATerminal) {
   SignList();
   AddRun(task_.get(), {});
-  const FakeAgent agent(dir_ / "a.sock", kBob.public_key);
+  FakeAgent agent(dir_ / "a.sock", kBob.public_key);
   AcceptContext context;
   context.agent_socket = dir_ / "a.sock";
   EXPECT_EQ(Offer("C1", "bob", kBob, context), reason::kAgentUnattended);
   EXPECT_EQ(Offer("C1", "carol", kCarol, context), "");  // a key that the agent does not offer
+  agent.silent = true;  // whether it offers the key is not known then
+  EXPECT_EQ(Offer("C1", "carol", kCarol, context), reason::kAgentUnattended);
   context.person_at_terminal = true;
   EXPECT_EQ(Offer("C1", "bob", kBob, context), "");
   context.person_at_terminal = false;

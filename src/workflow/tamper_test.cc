@@ -281,7 +281,8 @@ TEST(Tamper, StructuralChangesAreSeenByBothVerifiers) {
          for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
        },
        true},
-      {"rewritten with as many records, no checkpoint", true, rewrite},
+      // A bundle holds the head of the log that it was made from.
+      {"rewritten with as many records, no checkpoint", false, rewrite},
       {"rewritten with as many records, checkpoint", false, rewrite, true},
       {"untouched, checkpoint", true, [](const std::string&) {}, true},
       {"a bundle's statement re-sealed for another decision", false,
@@ -407,6 +408,92 @@ TEST(Tamper, ASignOffForgedWithEveryDigestMadeAgainIsSeenByBothVerifiers) {
     if (!cases[i].pass && !report->findings.empty()) {
       EXPECT_EQ(report->findings[0].reason, reason::kSignatureFailed) << cases[i].name;
     }
+    ours += static_cast<char>('0' + ExitCode(report->verdict));
+    directories += " " + at;
+  }
+  const std::string theirs = RunTool(PythonCommand("dirs" + directories));
+  ASSERT_EQ(theirs.size(), ours.size());
+  for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(theirs[i], ours[i]) << cases[i].name;
+}
+
+// Someone with write access and no key appends records that are in order by themselves: what was
+// signed is put up once more with other dependencies or runs, or an old word is repeated.
+TEST(Tamper, AWordIsNotStretchedOverMoreByBothVerifiers) {
+  TempDir dir;
+  TestEnv env;
+  {
+    auto task = InitTask(&env, dir / "t");
+    ASSERT_EQ(Approve(task.get(), "task", "bob", kBob, true).verdict, Verdict::kPass);
+    AddRun(task.get(), {});
+    ASSERT_EQ(Approve(task.get(), "C1", "bob", kBob, true).verdict, Verdict::kPass);
+    AddRun(task.get(), {});
+    AddRun(task.get(), {});
+  }
+  const State state = ReadTask(&env, dir / "t")->state;
+  const ReviewRequest& review = state.reviews.back();
+  const std::string newest = state.runs.back().id;
+  struct Case {
+    const char* name;
+    bool pass;
+    std::function<void(std::vector<Event>*)> change;
+  };
+  const auto of_type = [](std::vector<Event>* events, const char* type) -> Event* {
+    Event* found = nullptr;
+    for (Event& e : *events) {
+      if (e.type == type) found = &e;
+    }
+    return found;
+  };
+  const auto in_place = [&](const std::function<void(Json*)>& edit) {
+    return [&of_type, edit](std::vector<Event>* events) {
+      edit(&of_type(events, "review-requested")->data);
+    };
+  };
+  const std::vector<Case> cases = {
+      {"nothing", true, [](std::vector<Event>*) {}},
+      {"the bundle put up again for another run, and signed by the old word", false,
+       [&](std::vector<Event>* events) {
+         Event request = *of_type(events, "review-requested"), word = *of_type(events, "signoff");
+         request.data["dependencies"] = Json::array();
+         request.data["runs"] = {newest};
+         events->push_back(request);
+         events->push_back(word);
+       }},
+      {"the old word repeated", false,
+       [&](std::vector<Event>* events) { events->push_back(*of_type(events, "signoff")); }},
+      {"the request without its dependencies", false,
+       in_place([](Json* data) { (*data)["dependencies"] = Json::array(); })},
+      {"the request with one run more", false,
+       in_place([&](Json* data) { (*data)["runs"].push_back(newest); })},
+      {"the request without its run", false,
+       in_place([](Json* data) { (*data)["runs"] = Json::array(); })},
+      {"the request of another person", false,
+       in_place([](Json* data) { (*data)["requester"] = "dan"; })},
+      {"the request without the requester's keys", false,
+       in_place([](Json* data) { (*data)["requester_keys"] = Json::array(); })},
+  };
+  ASSERT_EQ(review.runs.size(), 1u);
+  std::string ours, directories;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::string at = dir / fmt::format("case{}", i);
+    fs::copy(dir / "t", at, fs::copy_options::recursive);
+    std::vector<Event> events;
+    for (const std::string& line : Lines(*env.ReadFile(at + "/events.jsonl")))
+      events.push_back(*ParseEvent(line, false));
+    cases[i].change(&events);
+    std::string log, prev = kNoPrevious;
+    for (size_t n = 0; n < events.size(); ++n) {
+      events[n].seq = n;
+      events[n].prev = prev;
+      const std::string sealed = *EncodeEvent(events[n]);
+      prev = LineHash(sealed);
+      log += sealed + "\n";
+    }
+    std::ofstream(at + "/events.jsonl", std::ios::binary) << log;
+    for (const char* p : {"/index.md", "/C1/index.md", "/task/index.md"}) fs::remove(at + p);
+    const auto report = VerifyTask(&env, at, OneThread());
+    ASSERT_TRUE(report.ok()) << cases[i].name;
+    EXPECT_EQ(report->verdict == Verdict::kPass, cases[i].pass) << cases[i].name;
     ours += static_cast<char>('0' + ExitCode(report->verdict));
     directories += " " + at;
   }

@@ -9,6 +9,7 @@
 #include "workflow/index.h"
 #include "workflow/layout.h"
 #include "workflow/process.h"
+#include "workflow/signoff.h"
 #include "workflow/uuid.h"
 
 namespace tare::workflow {
@@ -99,6 +100,7 @@ Result<TaskView> ReadTask(Env* env, const std::string& dir) {
     }
     view.state.Apply(*event);
   }
+  MarkSignOffs(env, dir, &view.state);
   return view;
 }
 
@@ -189,6 +191,7 @@ Result<std::unique_ptr<Task>> Task::Open(Env* env, const std::string& dir,
     return Error(Code::kPrecondition,
                  "{} holds no task yet: `tare init` was cut short, run it again", Printable(dir));
   }
+  MarkSignOffs(env, dir, &task->state_);
   return task;
 }
 

@@ -18,26 +18,26 @@
 namespace tare::workflow {
 namespace {
 
-Status Walk(Env* env, const std::string& dir, const std::string& relative, int depth,
-            std::vector<TreeEntry>* out) {
-  if (depth > 40)
-    return Error(Code::kExhausted, "{}: folders nested too deeply", Printable(relative));
-  TARE_ASSIGN_OR_RETURN(const auto names,
-                        env->List(relative.empty() ? dir : JoinPath(dir, relative)));
-  for (const std::string& name : names) {
+// The length of a path ends the nesting.
+void Walk(Env* env, const std::string& dir, const std::string& relative,
+          std::vector<TreeEntry>* out, std::vector<UnreadFolder>* unread) {
+  auto names = env->List(relative.empty() ? dir : JoinPath(dir, relative));
+  if (!names.ok()) {
+    unread->push_back({relative, names.status()});
+    return;
+  }
+  for (const std::string& name : *names) {
     const std::string path = relative.empty() ? name : relative + "/" + name;
     auto info = env->Stat(JoinPath(dir, path));
     if (!info.ok()) {
       if (info.status().code() == Code::kNotFound) continue;  // removed while we looked
-      return info.status();
-    }
-    if (info->kind == FileInfo::Kind::kDirectory) {
-      TARE_RETURN_IF_ERROR(Walk(env, dir, path, depth + 1, out));
+      unread->push_back({path, info.status()});
+    } else if (info->kind == FileInfo::Kind::kDirectory) {
+      Walk(env, dir, path, out, unread);
     } else {
       out->push_back({path, *info});
     }
   }
-  return Ok();
 }
 
 // One verification: findings from several threads, files by path.
@@ -49,17 +49,17 @@ class Verifier {
   Result<VerifyReport> Run() {
     TARE_ASSIGN_OR_RETURN(log_, ReadLog(env_, dir_));
     Chain();
-    auto tree = ListTree(env_, dir_);
-    if (!tree.ok()) {
-      // A folder that cannot be read hides what it holds, and must not hide the rest.
-      Add(reason::kUnreadable, "", tree.status().message());
-    } else {
-      for (const TreeEntry& e : *tree) files_[e.path] = e.info;
-    }
-    tree_known_ = tree.ok();
+    std::vector<UnreadFolder> unread;
+    TARE_ASSIGN_OR_RETURN(const std::vector<TreeEntry> tree, ListTree(env_, dir_, &unread));
+    for (const TreeEntry& e : tree) files_[e.path] = e.info;
+    tree_ = &tree;
+    // A folder that cannot be read hides what it holds, and must not hide the rest.
+    for (const UnreadFolder& u : unread) Add(reason::kUnreadable, u.path, u.status.message());
+    tree_known_ = unread.empty();
     Config();
     Artifacts();
     SetAside();
+    Reviews();
     SignOffs();
     Generated();
     Unrecorded();
@@ -326,8 +326,28 @@ class Verifier {
     }
   }
 
+  // What was signed is the bundle; the event beside it must say the same, the log before it too.
+  void Reviews() {
+    for (const ReviewRequest& r : state_.reviews) {
+      std::string bytes;
+      if (!ReadRecorded(r.bundle_path, &bytes)) continue;  // the artifact's own finding says it
+      const auto head = CheckBundle(state_, r, bytes);
+      Status status = head.status();
+      if (head.ok() && (head->events == 0 || head->events > r.seq ||
+                        LineHash(log_.scan.lines[head->events - 1]) != head->sha256)) {
+        status = DataLoss("its bundle was made from another log");
+      }
+      if (!status.ok()) {
+        Add(reason::kLogContradiction, fmt::format("event {} (review of {})", r.seq, r.step),
+            status.message());
+      }
+    }
+  }
+
   void SignOffs() {
     report_.signoffs = state_.signoffs.size();
+    if (state_.signoffs.empty()) return;
+    const std::vector<KeyFile> key_files = KeyFilesAmong(env_, dir_, *tree_);
     for (const SignOffRecord& s : state_.signoffs) {
       const std::string where = fmt::format("event {} (sign-off of {})", s.seq, s.step);
       std::string statement, signature;
@@ -341,9 +361,8 @@ class Verifier {
       if (config == nullptr) continue;
       for (const Reviewer& r : config->config.reviewers) {
         if (Fingerprint(r.public_key) != s.key) continue;
-        auto files = KeyFilesIn(env_, dir_, r.public_key);
-        if (files.ok() && !files->empty()) {
-          Add(reason::kKeyBesideTask, where, "its private key may lie at " + files->front());
+        if (const std::string* file = KeyFileOf(key_files, r.public_key)) {
+          Add(reason::kKeyBesideTask, where, "its private key may lie at " + *file);
         }
       }
     }
@@ -467,6 +486,7 @@ class Verifier {
   LogView log_;
   std::vector<std::optional<Event>> events_;
   State state_;
+  const std::vector<TreeEntry>* tree_ = nullptr;  // of Run
   std::unordered_map<std::string, FileInfo> files_;
   bool tree_known_ = false;
   std::set<std::string> recorded_;
@@ -476,9 +496,13 @@ class Verifier {
 
 }  // namespace
 
-Result<std::vector<TreeEntry>> ListTree(Env* env, const std::string& dir) {
+Result<std::vector<TreeEntry>> ListTree(Env* env, const std::string& dir,
+                                        std::vector<UnreadFolder>* unread) {
   std::vector<TreeEntry> out;
-  TARE_RETURN_IF_ERROR(Walk(env, dir, "", 0, &out));
+  std::vector<UnreadFolder> failed;
+  Walk(env, dir, "", &out, &failed);
+  if (unread == nullptr && !failed.empty()) return failed.front().status;
+  if (unread != nullptr) *unread = std::move(failed);
   return out;
 }
 

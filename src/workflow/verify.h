@@ -40,10 +40,17 @@ Result<VerifyReport> VerifyTask(Env* env, const std::string& dir,
                                 const VerifyOptions& options = {});
 
 // Every file below `dir`, links and devices included, relative and sorted; links are not followed.
+// A folder that cannot be read is the error, or goes to `unread` with its path, where that is
+// given.
 struct TreeEntry {
   std::string path;
   FileInfo info;
 };
-Result<std::vector<TreeEntry>> ListTree(Env* env, const std::string& dir);
+struct UnreadFolder {
+  std::string path;
+  Status status;
+};
+Result<std::vector<TreeEntry>> ListTree(Env* env, const std::string& dir,
+                                        std::vector<UnreadFolder>* unread = nullptr);
 
 }  // namespace tare::workflow
