@@ -41,26 +41,22 @@ void Lists(std::string* out, const State& state, Staleness* staleness, const std
 namespace {
 
 // What opens a step on the board: the kinds of evidence that it takes, any of them, and the steps
-// that must be open before. A test holds both against the gate table, which lies above this room.
+// that must be open before the whole model is entered. A test holds both against the gate table,
+// which lies above this room.
 struct StepRule {
   std::string_view step;
   std::vector<EvidenceKind> kinds;
-  std::vector<std::string_view> needs;  // of the steps of the whole model alone
+  std::vector<std::string_view> needs;  // of C9 alone: all others are asked for by their judges
 };
 const std::vector<StepRule>& Rules() {
   using enum EvidenceKind;
   static const std::vector<StepRule> rules = {
-      {"C0", {kE1}, {}},
-      {"C1", {kE10}, {}},
-      {"C2", {kE1, kE4}, {}},
-      {"C3", {kE5}, {}},
-      {"C4", {kE10}, {}},
-      {"C5", {kE6}, {}},
-      {"C6", {kE1, kE7}, {}},
-      {"C7", {kE7}, {}},
-      {"C8", {kE8}, {}},
-      {"C9", {kE8}, {"C1", "C3", "C4", "C5", "C6", "C7", "C8"}},
-      {"C10", {kE8, kE10}, {"C9"}},
+      {"C0", {kE1}, {}},        {"C1", {kE10}, {}},
+      {"C2", {kE1, kE4}, {}},   {"C3", {kE5}, {}},
+      {"C4", {kE10}, {}},       {"C5", {kE6}, {}},
+      {"C6", {kE1, kE7}, {}},   {"C7", {kE7}, {}},
+      {"C8", {kE8}, {}},        {"C9", {kE8}, {"C1", "C3", "C4", "C5", "C6", "C7", "C8"}},
+      {"C10", {kE8, kE10}, {}},
   };
   return rules;
 }

@@ -38,14 +38,14 @@ struct BoardLine {
 };
 // C0 to C10. A step is open when a fresh, complete run of a kind that it takes passed and nothing
 // later at the step failed, no question blocks it, at C1 and C9 a valid sign-off stands, and at C9
-// and C10 the steps before are open. A recorded `gate` event that is not a pass closes it as well;
+// the steps before are open. A recorded `gate` event that is not a pass closes it as well;
 // one that is a pass opens nothing by itself.
 std::vector<BoardLine> Board(const State& state, Staleness* staleness);
 // True for the two steps that end in a human stop.
 bool IsHumanStop(std::string_view step);
 // The kinds of evidence of which any opens the step; other kinds are kept and open nothing.
 std::span<const EvidenceKind> KindsThatOpen(std::string_view step);
-// The steps that C9 and C10 rest on; empty for all others, whose judges ask for theirs.
+// The steps that C9 rests on; empty for all others, whose judges ask for theirs.
 std::span<const std::string_view> StepsBefore(std::string_view step);
 
 }  // namespace tare::workflow

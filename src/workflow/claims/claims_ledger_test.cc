@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "workflow/claims/testing_claims.h"
+#include "workflow/index.h"
 #include "workflow/testing_task.h"
 #include "workflow/verify.h"
 
@@ -170,7 +171,7 @@ class ChangeInTask : public InTask {
   void PassGates(const std::string& contracts) {
     for (int gate = 0; gate < 10; ++gate) {
       const std::string step = fmt::format("C{}", gate);
-      const EvidenceKind kind = gate == 5 ? EvidenceKind::kE6 : EvidenceKind::kE8;
+      const EvidenceKind kind = KindsThatOpen(step).front();
       const std::string run = Add(step, kind, contracts, "evidence.json", step);
       auto task = Task::Open(&env_, dir_ / "t", "ann");
       ASSERT_TRUE(
