@@ -90,6 +90,7 @@ int Run(Options options) {
                                        Printable(options.kind)));
   }
   options.record.kind = *kind;
+  if (Status s = TakeTyped(&options.record.command); !s.ok()) return ReportError(s);
   if (!options.scope.empty()) {
     auto scope = workflow::Scope::FromText(options.scope);
     if (!scope.ok()) return ReportError(scope.status());

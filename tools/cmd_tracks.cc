@@ -99,7 +99,7 @@ int RunChild(const std::vector<std::string>& command) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-int TakeLease(const Options& o) {
+int TakeLease(Options o) {
   Env* env = Env::Real();
   if (o.device.empty()) {
     const auto lines = workflow::Leases(env, o.dir);
@@ -108,6 +108,7 @@ int TakeLease(const Options& o) {
       fmt::print("{} {} {}\n", l.device, l.holds ? "held by" : "waits:", l.who);
     return 0;
   }
+  if (Status s = TakeTyped(&o.command); !s.ok()) return ReportError(s);
   if (o.command.empty()) return ReportError(InvalidArgument("a command is needed after --"));
   const auto lease = workflow::Lease::Acquire(
       env, o.dir, o.device, fmt::format("{} track, process {}", o.track, ::getpid()), o.wait_s);

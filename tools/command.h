@@ -13,7 +13,9 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "base/verdict.h"
@@ -29,6 +31,11 @@ struct CommandRegistration {
 CLI::App* Group(CLI::App& parent, const std::string& name, const std::string& text);
 
 void SetExit(int status);
+
+// For a command that runs another one: puts the words behind the first `--` as they were typed in
+// the place of those that the parser found, which must be the same but for its splitting of lists.
+Status TakeTyped(std::vector<std::string>* command);
+
 // Prints "tare: <status>" on stderr and gives the exit status for it: 64 for an invalid argument,
 // 65 for lost or malformed data, 66 for a missing file, 69 unsupported, 74 input/output, else 70.
 int ReportError(const Status& status);

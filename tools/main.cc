@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json.h"
 #include "tools/command.h"
 
 namespace tare {
@@ -24,6 +25,17 @@ std::vector<Entry>& Commands() {
 
 int exit_status = 0;
 
+std::vector<std::string> typed;  // the command line without the program's name
+
+// An option takes one value each time it is named. Left alone, CLI11 lets a list take every word up
+// to the next option and the `--` behind them too: then another command is run and recorded than
+// the one that was typed.
+void OneValueEach(CLI::App* app) {
+  for (CLI::Option* option : app->get_options()) {
+    if (option->nonpositional()) option->allow_extra_args(false);
+  }
+  for (CLI::App* sub : app->get_subcommands([](CLI::App*) { return true; })) OneValueEach(sub);
+}
 bool CpuHasFma() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
@@ -50,7 +62,27 @@ void SetExit(int status) { exit_status = status; }
 
 void PrintReason(Verdict verdict, std::string_view reason) {
   std::fflush(stdout);
-  fmt::print(stderr, "tare: {} {}\n", VerdictName(verdict), reason);
+  fmt::print(stderr, "tare: {} {}\n", VerdictName(verdict), Printable(reason));
+}
+
+Status TakeTyped(std::vector<std::string>* command) {
+  const auto mark = std::find(typed.begin(), typed.end(), "--");
+  const std::vector<std::string> words(mark == typed.end() ? mark : mark + 1, typed.end());
+  // What the parser makes of them: it takes a word in square brackets for a list of words.
+  std::vector<std::string> parsed;
+  const std::function<void(const std::string&)> take = [&](const std::string& word) {
+    if (!word.starts_with('[') || !word.ends_with(']')) return parsed.push_back(word);
+    for (const std::string& part : CLI::detail::split(word.substr(1, word.size() - 2), ',')) {
+      if (!part.empty()) take(part);
+    }
+  };
+  for (const std::string& word : words) take(word);
+  if (parsed != *command) {
+    return InvalidArgument(
+        "the command stands behind `--`, after all options: none of its words is Tare's");
+  }
+  *command = words;
+  return Ok();
 }
 
 int ReportError(const Status& status) {
@@ -91,6 +123,8 @@ int Main(int argc, char** argv) {
             [](const Entry& a, const Entry& b) { return std::string(a.name) < b.name; });
   for (const Entry& command : commands) command.add(app);
   try {
+  OneValueEach(&app);
+  if (argc > 1) typed.assign(argv + 1, argv + argc);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const int status = app.exit(error);
