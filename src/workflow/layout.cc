@@ -66,6 +66,20 @@ Result<ArtifactPath> ParseArtifactPath(std::string_view path) {
   return out;
 }
 
+Result<ArtifactPath> CheckRecordable(std::string_view path) {
+  TARE_ASSIGN_OR_RETURN(ArtifactPath out, ParseArtifactPath(path));
+  const size_t parts = static_cast<size_t>(std::count(path.begin(), path.end(), '/')) + 1;
+  if (parts > kMaxPathParts) {
+    return InvalidArgument("path {}: {} parts; at most {} are recorded", path, parts,
+                           kMaxPathParts);
+  }
+  return out;
+}
+
+std::string SomeArtifactPath(std::string_view step, std::string_view name) {
+  return fmt::format("{}/00000000-0000-7000-8000-000000000000/{}", step, name);
+}
+
 std::string LogicalName(const ArtifactPath& path) { return path.step + "/" + path.name; }
 
 std::string JoinPath(std::string_view a, std::string_view b) {

@@ -44,6 +44,12 @@ struct ArtifactPath {
   std::string name;  // may hold folders
 };
 Result<ArtifactPath> ParseArtifactPath(std::string_view path);
+// The same for an artifact that is about to be recorded, which has at most kMaxPathParts parts:
+// what walks a task, this program or another, may count on that. Older logs may hold deeper ones.
+inline constexpr size_t kMaxPathParts = 32;
+Result<ArtifactPath> CheckRecordable(std::string_view path);
+// The path of `name` in some run of the step, to check a name before there is a run.
+std::string SomeArtifactPath(std::string_view step, std::string_view name);
 // `<step>/<name>`: what a later run depends on, whichever run made it.
 std::string LogicalName(const ArtifactPath& path);
 

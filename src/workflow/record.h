@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "workflow/identity.h"
+#include "workflow/inputs.h"
 #include "workflow/staleness.h"
 #include "workflow/task.h"
 
@@ -42,7 +44,12 @@ struct RecordReport {
   int64_t signal = 0;
   EvidenceStatus status;  // what the run may be used for
   std::vector<std::string> artifacts;
+  // What was not taken as an artifact or conclusion, each with its reason; an event `refused` each.
+  std::vector<std::string> refused;
 };
+// Once the command runs, the run ends in the log with its exit status, whatever it did to its
+// folder: what cannot be kept is refused by name, and then the run is no pass. For the end it waits
+// for the writer's lock as long as it takes.
 Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::string& actor,
                                    const RecordOptions& options);
 
@@ -61,24 +68,8 @@ struct AddOptions {
 Result<RecordReport> AddArtifacts(Env* env, const std::string& dir, const std::string& actor,
                                   const AddOptions& options);
 
-// Inputs ("TYPE:PATH"), named dependencies ("TYPE:NAME=SHA256", "artifact:STEP/NAME") and keys of
-// task.toml (none: all with meaning; "none": none of them) in the form that a run keeps.
-Result<std::vector<Dependency>> ResolveDependencies(Env* env, const State& state,
-                                                    const std::vector<std::string>& inputs,
-                                                    const std::vector<std::string>& depends,
-                                                    const std::vector<std::string>& config_keys);
-
-// SHA-256 of a file; of a folder: of the sorted lines "<sha256>  <relative path>\n" of its plain
-// files. A link inside is an error.
-Result<std::string> HashPath(Env* env, const std::string& path);
-
 // Opens the task, waiting up to `wait_s` for another writer to finish.
 Result<std::unique_ptr<Task>> OpenWaiting(Env* env, const std::string& dir,
                                           const std::string& actor, int64_t wait_s = 60);
-
-// What decided which arithmetic ran on this machine: host, CPU and its features, kernel, devices,
-// executable and its hash, libraries mapped by `pid` with their hashes, environment.
-Json ExecutionIdentity(Env* env, const std::vector<std::string>& command,
-                       const std::vector<std::string>& libraries);
 
 }  // namespace tare::workflow

@@ -15,11 +15,6 @@
 namespace tare::workflow {
 namespace {
 
-bool IsPlainDir(Env* env, const std::string& path) {
-  auto info = env->Stat(path);
-  return info.ok() && info->kind == FileInfo::Kind::kDirectory;
-}
-
 // The user's values as one layer: a file in task.toml's format, then single keys over it.
 Result<TaskConfig> UserLayer(Env* env, const InitOptions& options) {
   TaskConfig user;
@@ -64,6 +59,11 @@ std::vector<Result<Event>> ParseLines(const LogScan& scan) {
 }
 
 }  // namespace
+
+bool IsPlainDir(Env* env, const std::string& path) {
+  auto info = env->Stat(path);
+  return info.ok() && info->kind == FileInfo::Kind::kDirectory;
+}
 
 Status EnsurePlainDir(Env* env, const std::string& path) {
   auto info = env->Stat(path);
@@ -283,11 +283,11 @@ Result<std::string> Task::StartRun(const RunStart& start) {
   return draft.run_id;
 }
 
-Status Task::Record(const RunRecord& run, const std::string& path, Role role,
-                    std::string_view bytes) {
+Result<std::string> Task::SidecarFor(const RunRecord& run, const std::string& path, Role role,
+                                     const std::string& sha256) const {
   Sidecar s;
   s.subject = path;
-  s.subject_sha256 = Hex(Sha256Of(bytes));
+  s.subject_sha256 = sha256;
   s.run_id = run.id;
   s.task_id = state_.task_id;
   s.step = run.step;
@@ -310,18 +310,46 @@ Status Task::Record(const RunRecord& run, const std::string& path, Role role,
   }
   s.started = run.started;
   s.finished = FormatUtc(env_->NowNs());
-  TARE_ASSIGN_OR_RETURN(const std::string sidecar, EncodeSidecar(s));
+  return EncodeSidecar(s);
+}
+
+Status Task::Record(const RunRecord& run, const std::string& path, Role role,
+                    std::string_view bytes) {
+  const std::string sha256 = Hex(Sha256Of(bytes));
+  TARE_ASSIGN_OR_RETURN(const std::string sidecar, SidecarFor(run, path, role, sha256));
   TARE_RETURN_IF_ERROR(
       env_->WriteFileAtomic(JoinPath(dir_, path) + std::string(kSidecarSuffix), sidecar));
   EventDraft draft;
   draft.run_id = run.id;
   draft.type = "artifact";
   draft.data = {{"path", path},
-                {"sha256", s.subject_sha256},
+                {"sha256", sha256},
                 {"sidecar", Hex(Sha256Of(sidecar))},
                 {"bytes", bytes.size()},
                 {"role", RoleName(role)}};
   return Append(draft).status();
+}
+
+Status Task::CheckArtifact(const RunRecord& run, const std::string& name, Role role,
+                           std::string_view bytes) const {
+  const std::string path = run.step + "/" + run.id + "/" + name;
+  TARE_RETURN_IF_ERROR(CheckRecordable(path).status());
+  if (role != Role::kMaterial && role != Role::kReview) {
+    if (auto why = EmptinessOf(name, bytes)) {
+      return InvalidArgument("{}: {} {}; that is no {}", reason::kEmptyArtifact, Printable(name),
+                             *why, role == Role::kRaw ? "raw result" : RoleName(role));
+    }
+  }
+  if (env_->Exists(JoinPath(dir_, path) + std::string(kSidecarSuffix))) {
+    return Error(Code::kAlreadyExists,
+                 "{}{} lies where its sidecar belongs; nothing is overwritten", path,
+                 kSidecarSuffix);
+  }
+  if (!IsPlainDir(env_, JoinPath(dir_, run.step)) || !IsPlainDir(env_, RunDir(run))) {
+    return Error(Code::kPrecondition, "{}: the run's folder is gone or a link",
+                 Printable(RunDir(run)));
+  }
+  return Ok();
 }
 
 Status Task::AddBytes(const std::string& run_id, const std::string& name, Role role,
@@ -333,24 +361,15 @@ Status Task::AddBytes(const std::string& run_id, const std::string& name, Role r
   if (run.ended)
     return Error(Code::kPrecondition, "run {} has ended; nothing is added late", run.id);
   const std::string path = run.step + "/" + run.id + "/" + name;
-  TARE_RETURN_IF_ERROR(ParseArtifactPath(path).status());
   if (state_.FindArtifact(path) != nullptr) {
     return Error(Code::kAlreadyExists, "{} was recorded before; nothing is overwritten", path);
   }
-  if (role == Role::kRaw) {
-    if (auto why = EmptinessOf(name, bytes)) {
-      return InvalidArgument("{}: {} {}; that is no raw result", reason::kEmptyArtifact,
-                             Printable(name), *why);
-    }
-  }
+  TARE_RETURN_IF_ERROR(CheckArtifact(run, name, role, bytes));
   // Every folder on the way must be a real one.
-  std::string folder = RunDir(run);
+  const std::string folder = RunDir(run);
   for (size_t slash = name.find('/'); slash != std::string::npos;
        slash = name.find('/', slash + 1)) {
     TARE_RETURN_IF_ERROR(EnsurePlainDir(env_, folder + "/" + name.substr(0, slash)));
-  }
-  if (!IsPlainDir(env_, JoinPath(dir_, run.step)) || !IsPlainDir(env_, folder)) {
-    return Error(Code::kPrecondition, "{}: the run's folder is gone or a link", Printable(folder));
   }
   const std::string full = JoinPath(dir_, path);
   TARE_RETURN_IF_ERROR(env_->WriteFileAtomic(full, bytes));
@@ -366,11 +385,12 @@ Status Task::AddFile(const std::string& run_id, const std::string& name, Role ro
   if (source != JoinPath(RunDir(*run), name)) return AddBytes(run_id, name, role, file->bytes());
   // It lies where it belongs: the command wrote it there. Sync it and record it in place.
   const std::string path = run->step + "/" + run->id + "/" + name;
-  TARE_RETURN_IF_ERROR(ParseArtifactPath(path).status());
-  if (role == Role::kRaw) {
-    if (auto why = EmptinessOf(name, file->bytes())) {
-      return InvalidArgument("{}: {} {}; that is no raw result", reason::kEmptyArtifact,
-                             Printable(name), *why);
+  TARE_RETURN_IF_ERROR(CheckArtifact(*run, name, role, file->bytes()));
+  for (size_t at = name.find('/'); at != std::string::npos; at = name.find('/', at + 1)) {
+    const std::string folder = JoinPath(RunDir(*run), name.substr(0, at));
+    if (!IsPlainDir(env_, folder)) {
+      return Error(Code::kPrecondition, "{}: not a folder; links are never followed",
+                   Printable(folder));
     }
   }
   TARE_ASSIGN_OR_RETURN(const auto handle, env_->OpenWritable(source, Env::Mode::kAppend));
@@ -384,7 +404,6 @@ Status Task::AddFile(const std::string& run_id, const std::string& name, Role ro
 Status Task::EndRun(const std::string& run_id, const RunEnd& end) {
   const RunRecord* run = state_.FindRun(run_id);
   if (run == nullptr) return Error(Code::kNotFound, "run {} is not in the log", Printable(run_id));
-  const std::string heartbeat = JoinPath(RunDir(*run), kHeartbeatFile);
   EventDraft draft;
   draft.run_id = run_id;
   draft.type = "run-ended";
@@ -393,8 +412,15 @@ Status Task::EndRun(const std::string& run_id, const RunEnd& end) {
                 {"conclusion", end.conclusion ? end.conclusion->ToJson() : Json()},
                 {"dependencies", DependenciesToJson(end.dependencies)}};
   TARE_RETURN_IF_ERROR(Append(draft).status());
-  if (env_->Stat(heartbeat).ok()) TARE_RETURN_IF_ERROR(env_->Remove(heartbeat));
+  RemoveHeartbeat(*run);
   return Ok();
+}
+
+// The log says that the run is over; what lies in the heartbeat's place changes nothing about it.
+void Task::RemoveHeartbeat(const RunRecord& run) {
+  if (!IsPlainDir(env_, JoinPath(dir_, run.step)) || !IsPlainDir(env_, RunDir(run))) return;
+  const std::string heartbeat = JoinPath(RunDir(run), kHeartbeatFile);
+  if (env_->Stat(heartbeat).ok()) (void)env_->Remove(heartbeat);
 }
 
 Result<std::vector<std::string>> Task::MarkLostRuns() {
@@ -408,8 +434,7 @@ Result<std::vector<std::string>> Task::MarkLostRuns() {
   for (const auto& [run, why] : gone) {
     EventDraft draft{run.id, "run-lost", {{"why", why}}};
     TARE_RETURN_IF_ERROR(Append(draft).status());
-    const std::string heartbeat = JoinPath(RunDir(run), kHeartbeatFile);
-    if (env_->Stat(heartbeat).ok()) TARE_RETURN_IF_ERROR(env_->Remove(heartbeat));
+    RemoveHeartbeat(run);
     lost.push_back(run.id);
   }
   return lost;

@@ -82,10 +82,12 @@ class Task {
   // it is malformed; kPrecondition when nothing changed.
   Result<InitReport> Amend(const std::string& reason);
 
-  // Starts a run and returns its ID; its folder exists afterwards.
+  // Starts a run and returns its ID; its folder exists afterwards. kExhausted when command and
+  // dependencies are too long for the sidecars of its artifacts.
   Result<std::string> StartRun(const RunStart& start);
   // Writes bytes, or takes a file by path (copied in, or in place when it lies in the run's folder
-  // already), as an artifact with sidecar and event. Raw results that are empty are refused.
+  // already), as an artifact with sidecar and event. Raw results, configurations, identities and
+  // conclusions that are empty are refused, as is a name whose sidecar's place is taken.
   Status AddBytes(const std::string& run_id, const std::string& name, Role role,
                   std::string_view bytes);
   Status AddFile(const std::string& run_id, const std::string& name, Role role,
@@ -107,6 +109,11 @@ class Task {
   Status RecordConfig(const TaskConfig& config, std::string_view bytes, const std::string& reason,
                       InitReport* report);
   Status Record(const RunRecord& run, const std::string& path, Role role, std::string_view bytes);
+  Result<std::string> SidecarFor(const RunRecord& run, const std::string& path, Role role,
+                                 const std::string& sha256) const;
+  Status CheckArtifact(const RunRecord& run, const std::string& name, Role role,
+                       std::string_view bytes) const;
+  void RemoveHeartbeat(const RunRecord& run);
 
   Env* env_ = nullptr;
   std::string dir_;
@@ -117,6 +124,7 @@ class Task {
 
 // Makes `path` a real directory if it is not there; a link or file in its place is refused.
 Status EnsurePlainDir(Env* env, const std::string& path);
+bool IsPlainDir(Env* env, const std::string& path);
 // kOk only for a plain file (no link, no device).
 Status CheckPlainFile(Env* env, const std::string& path);
 
