@@ -280,6 +280,24 @@ TEST_F(RecordTest, AnEmptyConfigurationOrIdentityIsNone) {
   EXPECT_TRUE((*task)->AddBytes(run, "notes.txt", Role::kMaterial, "").ok());
 }
 
+TEST_F(RecordTest, ACommandTooLongForASidecarIsRefusedBeforeItRuns) {
+  auto task = Task::Open(&env_, Dir(), "ann");
+  RunStart start;
+  start.step = "C3";
+  start.kind = EvidenceKind::kE5;
+  start.command = {std::string(kMaxEventBytes - 2000, 'x')};
+  EXPECT_EQ((*task)->StartRun(start).status().code(), Code::kExhausted);
+  start.command = {std::string(kMaxEventBytes - 40000, 'x')};
+  const auto run = (*task)->StartRun(start);
+  ASSERT_TRUE(run.ok());
+  ASSERT_TRUE((*task)->AddBytes(*run, "config.json", Role::kConfig, "{\"x\":1}").ok());
+  ASSERT_TRUE((*task)->AddBytes(*run, "raw.txt", Role::kRaw, "12").ok());
+  ASSERT_TRUE((*task)->EndRun(*run, {}).ok());
+  ASSERT_TRUE((*task)->WriteIndexes().ok());
+  task->reset();
+  ExpectSound();
+}
+
 TEST(Identity, ValuesOfVariablesThatLookLikeSecretsAreLeftOut) {
   TestEnv env;
   ::setenv("VLLM_AUTH", "hidden", 1);

@@ -76,6 +76,10 @@ Result<std::string> EncodeSidecar(const Sidecar& s) {
            {{"invocationId", s.run_id}, {"startedOn", s.started}, {"finishedOn", s.finished}}},
           {"byproducts", std::move(byproducts)}}}}}};
   TARE_ASSIGN_OR_RETURN(std::string line, CanonicalJson(statement));
+  if (line.size() > kMaxSidecarBytes) {
+    return Error(Code::kExhausted, "a sidecar of {} bytes; at most {} are read", line.size(),
+                 kMaxSidecarBytes);
+  }
   line += '\n';
   return line;
 }
@@ -85,7 +89,7 @@ Result<Sidecar> ParseSidecar(std::string_view bytes) {
     return InvalidArgument("sidecar: exactly one line, ended by a newline, is needed");
   }
   JsonLimits limits;
-  limits.max_bytes = size_t{4} << 20;
+  limits.max_bytes = kMaxSidecarBytes;
   TARE_ASSIGN_OR_RETURN(const Json json, ParseJson(bytes.substr(0, bytes.size() - 1), limits));
   Reader r;
   Sidecar s;

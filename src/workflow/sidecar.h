@@ -19,6 +19,8 @@ inline constexpr std::string_view kStatementType = "https://in-toto.io/Statement
 inline constexpr std::string_view kPredicateType = "https://slsa.dev/provenance/v1";
 inline constexpr std::string_view kBuildType = "urn:tare:record:v1";
 
+inline constexpr size_t kMaxSidecarBytes = size_t{4} << 20;
+
 struct Sidecar {
   std::string subject;  // path inside the task
   std::string subject_sha256;
@@ -37,7 +39,7 @@ struct Sidecar {
   std::string finished;                        // finishedOn
 };
 
-// One canonical line, ended by a newline.
+// One canonical line, ended by a newline; kExhausted when it is longer than a reader takes.
 Result<std::string> EncodeSidecar(const Sidecar& sidecar);
 // Strict: exactly the keys that EncodeSidecar writes, in its spelling.
 Result<Sidecar> ParseSidecar(std::string_view bytes);

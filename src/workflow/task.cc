@@ -277,6 +277,20 @@ Result<std::string> Task::StartRun(const RunStart& start) {
   if (!IsStep(start.step)) {
     return InvalidArgument("{} is not a step (C0 to C10, task)", Printable(start.step));
   }
+  // Its artifacts' sidecars repeat most of it, beside a few paths.
+  RunRecord run;
+  run.id = draft.run_id;
+  run.step = start.step;
+  run.kind = start.kind;
+  run.command = start.command;
+  run.dependencies = start.dependencies;
+  TARE_ASSIGN_OR_RETURN(const std::string sidecar, SidecarFor(run, "", Role::kConclusion, ""));
+  constexpr size_t kPathBytes = size_t{16} << 10;
+  if (sidecar.size() > kMaxSidecarBytes - kPathBytes) {
+    return Error(Code::kExhausted,
+                 "command and dependencies take {} bytes of a sidecar; at most {} are recorded",
+                 sidecar.size(), kMaxSidecarBytes - kPathBytes);
+  }
   TARE_RETURN_IF_ERROR(EnsurePlainDir(env_, JoinPath(dir_, start.step)));
   TARE_RETURN_IF_ERROR(Append(draft).status());
   TARE_RETURN_IF_ERROR(EnsurePlainDir(env_, JoinPath(dir_, start.step + "/" + draft.run_id)));
