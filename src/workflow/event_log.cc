@@ -18,6 +18,22 @@ Status CheckPlain(Env* env, const std::string& path) {
   return Ok();
 }
 
+// A torn line that was set aside. Anything else of that prefix is none of ours: it is neither
+// followed nor recorded, and `tare verify` lists it as a file that no event names.
+bool IsAside(Env* env, const std::string& dir, const std::string& name) {
+  if (!name.starts_with(kTornPrefix)) return false;
+  const std::string_view rest = std::string_view(name).substr(kTornPrefix.size());
+  const size_t dash = rest.find('-');
+  const auto all = [](std::string_view text, std::string_view of) {
+    return !text.empty() && text.find_first_not_of(of) == std::string_view::npos;
+  };
+  if (dash == std::string_view::npos || dash > 20 || rest.size() - dash != 9 ||
+      !all(rest.substr(0, dash), "0123456789") || !all(rest.substr(dash + 1), "0123456789abcdef")) {
+    return false;
+  }
+  return CheckPlain(env, JoinPath(dir, name)).ok();
+}
+
 Result<std::unique_ptr<FileLock>> TakeLock(Env* env, const std::string& dir) {
   const std::string path = JoinPath(dir, kLockFile);
   TARE_RETURN_IF_ERROR(CheckPlain(env, path));
@@ -70,7 +86,7 @@ Result<std::unique_ptr<EventLog>> EventLog::Open(Env* env, const std::string& ta
   if (torn) {
     // First the copy, then the cut: a crash between the two leaves both.
     aside = fmt::format("{}{}-{}", kTornPrefix, log->next_seq_, Hex(Sha256Of(tail)).substr(0, 8));
-    TARE_RETURN_IF_ERROR(CheckPlain(env, JoinPath(task_dir, aside)));
+    // What may lie there, a link too, is replaced by the file and not followed.
     TARE_RETURN_IF_ERROR(env->WriteFileAtomic(JoinPath(task_dir, aside), tail));
     TARE_RETURN_IF_ERROR(env->Truncate(JoinPath(task_dir, kLogFile), log->size_bytes_));
     log->view_.scan.torn = {};  // those bytes are no longer mapped
@@ -87,9 +103,10 @@ Result<std::unique_ptr<EventLog>> EventLog::Open(Env* env, const std::string& ta
 Status EventLog::SetAside() {
   TARE_ASSIGN_OR_RETURN(const std::vector<std::string> names, env_->List(dir_));
   for (const std::string& name : names) {
-    if (!name.starts_with(kTornPrefix)) continue;
-    TARE_RETURN_IF_ERROR(CheckPlain(env_, JoinPath(dir_, name)));
-    TARE_ASSIGN_OR_RETURN(const std::string bytes, env_->ReadFile(JoinPath(dir_, name)));
+    if (!IsAside(env_, dir_, name)) continue;
+    const auto file = env_->ReadFile(JoinPath(dir_, name));
+    if (!file.ok()) continue;
+    const std::string& bytes = *file;
     const std::string digest = Hex(Sha256Of(bytes));
     const std::string needle = "\"sha256\":\"" + digest + "\"";
     bool known = false;

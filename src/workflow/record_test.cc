@@ -298,6 +298,22 @@ TEST_F(RecordTest, ACommandTooLongForASidecarIsRefusedBeforeItRuns) {
   ExpectSound();
 }
 
+TEST_F(RecordTest, ForeignNamesBesideTheLogBlockNobody) {
+  ASSERT_TRUE(env_.WriteFileAtomic(Dir() + "/events.torn-\xff", "x").ok());
+  ASSERT_TRUE(env_.WriteFileAtomic(Dir() + "/events.torn-7", "x").ok());
+  std::filesystem::create_directory(Dir() + "/events.torn-1-0123abcd");
+  ASSERT_EQ(::mkfifo((Dir() + "/events.torn-3-0123abcd").c_str(), 0600), 0);
+  std::filesystem::create_symlink("/etc/passwd", Dir() + "/events.torn-2-0123abcd");
+  EXPECT_EQ(Record("echo hi").status.verdict, Verdict::kPass);
+  ExpectSound();
+  std::string named;
+  const VerifyReport report = VerifyTask(&env_, Dir()).value();
+  for (const Finding& f : report.findings) named += fmt::format("{} {}\n", f.reason, f.where);
+  EXPECT_EQ(named,
+            "unrecorded-file events.torn-2-0123abcd\nunrecorded-file events.torn-3-0123abcd\n"
+            "unrecorded-file events.torn-7\nunrecorded-file events.torn-\\xff\n");
+}
+
 TEST(Identity, ValuesOfVariablesThatLookLikeSecretsAreLeftOut) {
   TestEnv env;
   ::setenv("VLLM_AUTH", "hidden", 1);
