@@ -30,6 +30,27 @@ std::set<std::string> Expected(const State& state) {
   return out;
 }
 
+// An error when `target` would lie inside `dir`, by whatever way its path leads there: the folders
+// above it are told by device and inode.
+Status CheckOutside(Env* env, const std::string& dir, const std::string& target) {
+  TARE_ASSIGN_OR_RETURN(const FileInfo task, env->Stat(JoinPath(dir, ".")));
+  const std::string trimmed = target.substr(0, target.find_last_not_of('/') + 1);
+  const size_t slash = trimmed.find_last_of('/');
+  std::string above = slash == std::string::npos ? "." : trimmed.substr(0, slash + 1) + ".";
+  const auto same = [](const FileInfo& a, const FileInfo& b) {
+    return a.device == b.device && a.inode == b.inode;
+  };
+  for (FileInfo below; true; above += "/..") {
+    TARE_ASSIGN_OR_RETURN(const FileInfo here, env->Stat(above));
+    if (same(here, task)) {
+      return InvalidArgument("{} lies inside {}; an archive is a folder apart", Printable(target),
+                             Printable(dir));
+    }
+    if (same(here, below)) return Ok();  // the root
+    below = here;
+  }
+}
+
 }  // namespace
 
 Result<std::vector<Finding>> CheckArchive(Env* env, const std::string& dir) {
@@ -60,7 +81,12 @@ Result<std::vector<Finding>> CheckArchive(Env* env, const std::string& dir) {
     auto path = ParseArtifactPath(a.path);
     if (path.ok()) by_name.emplace(std::make_pair(path->name, a.bytes), a.path);
   }
-  TARE_ASSIGN_OR_RETURN(const auto tree, ListTree(env, dir));
+  const auto listed = ListTree(env, dir);
+  if (!listed.ok()) {
+    out.push_back({std::string(reason::kUnreadable), "", Printable(listed.status().message())});
+    return out;
+  }
+  const std::vector<TreeEntry>& tree = *listed;
   std::set<std::string> present;
   for (const TreeEntry& e : tree) present.insert(e.path);
   for (const TreeEntry& e : tree) {
@@ -95,6 +121,7 @@ Result<std::vector<Finding>> CheckArchive(Env* env, const std::string& dir) {
 
 Result<ArchiveReport> ArchiveTask(Env* env, const std::string& dir, const std::string& target,
                                   const std::string& actor) {
+  TARE_RETURN_IF_ERROR(CheckOutside(env, dir, target));
   TARE_ASSIGN_OR_RETURN(const auto task, Task::Open(env, dir, actor));
   TARE_RETURN_IF_ERROR(task->WriteIndexes());
   TARE_ASSIGN_OR_RETURN(const auto layout, CheckArchive(env, dir));

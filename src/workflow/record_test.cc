@@ -314,6 +314,20 @@ TEST_F(RecordTest, ForeignNamesBesideTheLogBlockNobody) {
             "unrecorded-file events.torn-7\nunrecorded-file events.torn-\\xff\n");
 }
 
+TEST_F(RecordTest, AnArchiveIsAFolderApart) {  // GEN-19
+  Record("echo hi");
+  std::filesystem::create_directory(dir_ / "other");
+  std::filesystem::create_directory_symlink(Dir() + "/C3", dir_ / "other/link");
+  for (const std::string& target : {Dir() + "/arch", Dir() + "/C3/arch/", Dir() + "/C3/../arch",
+                                    dir_ / "other/link/arch", dir_ / "other/../t/arch"}) {
+    const auto report = ArchiveTask(&env_, Dir(), target, "ann");
+    ASSERT_FALSE(report.ok()) << target;
+    EXPECT_EQ(report.status().code(), Code::kInvalidArgument) << report.status().ToString();
+  }
+  EXPECT_TRUE(CheckArchive(&env_, Dir())->empty());
+  EXPECT_TRUE(ArchiveTask(&env_, Dir() + "/", dir_ / "other/arch", "ann").ok());
+}
+
 TEST(Identity, ValuesOfVariablesThatLookLikeSecretsAreLeftOut) {
   TestEnv env;
   ::setenv("VLLM_AUTH", "hidden", 1);
