@@ -41,6 +41,10 @@ ProcessIdentity ThisProcess() {
   char name[256] = {};
   if (::gethostname(name, sizeof(name) - 1) == 0) out.host = Printable(name);
   out.boot_id = Slurp("/proc/sys/kernel/random/boot_id");
+  char space[64] = {};
+  if (::readlink("/proc/self/ns/pid", space, sizeof(space) - 1) > 0) {
+    out.boot_id += fmt::format(" {}", space);
+  }
   out.pid = ::getpid();
   out.start_ticks = ProcessStart(out.pid).value_or(0);
   return out;
@@ -50,10 +54,10 @@ LivenessReport CheckLiveness(Env* env, const RunRecord& run, const std::string& 
   if (run.ended) return {Liveness::kEnded, "it ended"};
   if (run.lost) return {Liveness::kLost, "it was recorded as lost"};
   const ProcessIdentity self = ThisProcess();
-  if (run.host == self.host) {
-    if (run.boot_id != self.boot_id) {
-      return {Liveness::kLost, "the machine was started again since"};
-    }
+  const auto boot = [](const std::string& id) { return id.substr(0, id.find(' ')); };
+  const bool same_boot = run.host == self.host && boot(run.boot_id) == boot(self.boot_id);
+  const bool has_space = run.boot_id.find(' ') != std::string::npos;
+  if (same_boot && (!has_space || run.boot_id == self.boot_id)) {
     const auto start = ProcessStart(run.pid);
     if (!start) return {Liveness::kLost, fmt::format("process {} is gone", run.pid)};
     if (*start != run.pid_start) {
@@ -61,13 +65,17 @@ LivenessReport CheckLiveness(Env* env, const RunRecord& run, const std::string& 
     }
     return {Liveness::kRunning, fmt::format("process {} is alive", run.pid)};
   }
+  // Its process cannot be seen from here, or its number means another one.
+  const std::string where = run.host != self.host ? fmt::format("host {}", run.host)
+                            : same_boot           ? std::string("another PID namespace")
+                                                  : std::string("another boot of this host");
   auto info = env->Stat(JoinPath(run_dir, kHeartbeatFile));
-  if (!info.ok()) return {Liveness::kLost, "it runs on another host and left no heartbeat"};
+  if (!info.ok()) return {Liveness::kLost, where + ": it left no heartbeat"};
   const int64_t age_s = (env->NowNs() - info->modified_ns) / 1'000'000'000;
-  if (age_s > 3 * run.heartbeat_s) {
-    return {Liveness::kLost, fmt::format("host {}: last heartbeat {} s ago", run.host, age_s)};
+  if (age_s / 3 > run.heartbeat_s || age_s > 3 * std::min<int64_t>(run.heartbeat_s, 86400)) {
+    return {Liveness::kLost, fmt::format("{}: last heartbeat {} s ago", where, age_s)};
   }
-  return {Liveness::kRunning, fmt::format("host {}: heartbeat {} s ago", run.host, age_s)};
+  return {Liveness::kRunning, fmt::format("{}: heartbeat {} s ago", where, age_s)};
 }
 
 std::string CurrentActor() {

@@ -14,7 +14,7 @@ namespace tare::workflow {
 
 struct ProcessIdentity {
   std::string host;
-  std::string boot_id;
+  std::string boot_id;  // of the boot and of the PID namespace: "<uuid> pid:[<number>]"
   int64_t pid = 0;
   uint64_t start_ticks = 0;
 };
@@ -27,8 +27,8 @@ struct LivenessReport {
   Liveness liveness = Liveness::kLost;
   std::string why;
 };
-// On this host and boot the process itself decides; elsewhere the heartbeat file in `run_dir`,
-// which must be younger than three periods.
+// On this host, boot and PID namespace the process itself decides; elsewhere the heartbeat file in
+// `run_dir`, which must be younger than three periods. Runs of older logs name no namespace.
 LivenessReport CheckLiveness(Env* env, const RunRecord& run, const std::string& run_dir);
 
 // "ann": the account that runs this program, made safe for the log.

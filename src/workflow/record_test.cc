@@ -341,5 +341,31 @@ TEST(Identity, ValuesOfVariablesThatLookLikeSecretsAreLeftOut) {
     ::unsetenv(name);
 }
 
+TEST(Process, AnotherNamespaceOrBootIsJudgedByTheHeartbeat) {
+  TestEnv env;
+  TempDir dir;
+  const ProcessIdentity self = ThisProcess();
+  ASSERT_NE(self.boot_id.find(" pid:["), std::string::npos);
+  const std::string boot = self.boot_id.substr(0, self.boot_id.find(' '));
+  RunRecord run;
+  run.host = self.host;
+  run.pid = 0x7ffffff0;  // nobody here
+  run.pid_start = 1;
+  run.heartbeat_s = 5;
+  for (const std::string& id : {boot + " pid:[1]", std::string("another-boot pid:[1]")}) {
+    run.boot_id = id;
+    EXPECT_EQ(CheckLiveness(&env, run, dir.path()).liveness, Liveness::kLost) << id;
+    ASSERT_TRUE(env.WriteFileAtomic(dir / "heartbeat", "x").ok());
+    EXPECT_EQ(CheckLiveness(&env, run, dir.path()).liveness, Liveness::kRunning) << id;
+    ASSERT_TRUE(env.Remove(dir / "heartbeat").ok());
+  }
+  // Here, and in logs that name no namespace, the process decides, whatever the heartbeat says.
+  ASSERT_TRUE(env.WriteFileAtomic(dir / "heartbeat", "x").ok());
+  for (const std::string& id : {self.boot_id, boot}) {
+    run.boot_id = id;
+    EXPECT_EQ(CheckLiveness(&env, run, dir.path()).liveness, Liveness::kLost) << id;
+  }
+}
+
 }  // namespace
 }  // namespace tare::workflow
