@@ -53,5 +53,16 @@ TEST_F(RecordTool, AListOptionTakesOneValueEachTime) {
   EXPECT_TRUE(std::filesystem::exists(In("n/task.toml")));
 }
 
+TEST_F(RecordTool, EveryConflictIsListedWithBothValues) {
+  Write("a.json", "{\"tensor_parallel_size\":2}");
+  Write("b.json", "{\"tensor_parallel_size\":4}");
+  const ToolRun run =
+      Tare("init " + In("n") + " --config " + In("a.json") + " --config " + In("b.json"));
+  EXPECT_NE(run.out.find("conflict: parallelism.tp = 2 (recovered: a.json tensor_parallel_size) "
+                         "holds over 4 (recovered: b.json tensor_parallel_size)"),
+            std::string::npos)
+      << run.out;
+}
+
 }  // namespace
 }  // namespace tare

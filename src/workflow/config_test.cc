@@ -204,6 +204,58 @@ TEST(Recover, TenFieldsComeBackWithFileAndKey) {  // GEN-09
   EXPECT_FALSE(RecoverConfig(&env, "", {dir / "x.yaml"}).ok());
 }
 
+// Between files of one layer too: the value that holds, the one that does not, and where each is
+// from.
+TEST(Recover, EveryConflictIsListed) {  // GEN-08
+  TempDir dir;
+  TestEnv env;
+  WriteModel(dir / "m");
+  std::ofstream(dir / "a.json") << R"({"tensor_parallel_size":2,"hidden_size":576})";
+  std::ofstream(dir / "b.json") << R"({"tensor_parallel_size":4,"hidden_size":64})";
+  std::ofstream(dir / "c.toml") << "[parallelism]\ntp = 8\n";
+  ASSERT_TRUE(env.WriteFileAtomic(dir / "user.toml", TestToml()).ok());
+  InitOptions options;
+  options.model_path = dir / "m";
+  options.config_files = {dir / "a.json", dir / "b.json", dir / "c.toml"};
+  const auto conflicts = [&](const std::string& name) {
+    InitReport report;
+    auto task = Task::Init(&env, dir / name, "ann", options, &report);
+    EXPECT_TRUE(task.ok()) << task.status().ToString();
+    std::vector<std::string> out;
+    for (const ConfigConflict& c : report.conflicts) {
+      out.push_back(fmt::format("{}: {} ({}) over {} ({})", c.key, c.kept.text, c.kept.origin,
+                                c.dropped.text, c.dropped.origin));
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+  };
+  EXPECT_EQ(conflicts("t"),
+            (std::vector<std::string>{
+                "model.hidden_size: 576 (recovered: a.json hidden_size) over 64 (recovered: b.json "
+                "hidden_size)",
+                "parallelism.tp: 2 (recovered: a.json tensor_parallel_size) over 4 (recovered: "
+                "b.json tensor_parallel_size)",
+                "parallelism.tp: 2 (recovered: a.json tensor_parallel_size) over 8 (recovered: "
+                "c.toml line 2)",
+                "weights.dtype: \"bf16\" (recovered: model.safetensors header dtype) over \"f32\" "
+                "(recovered: config.json torch_dtype)"}));
+  // A single value of the user's stands over his own file and over all of them.
+  options.model_path.clear();
+  options.user_toml = dir / "user.toml";
+  options.user_values = {{"parallelism.tp", "4"}};
+  EXPECT_EQ(conflicts("u"),
+            (std::vector<std::string>{
+                "model.hidden_size: 64 (user: user.toml line 6) over 576 (recovered: a.json "
+                "hidden_size)",
+                "parallelism.tp: 4 (user: --set parallelism.tp) over 1 (user: user.toml line 32)",
+                "parallelism.tp: 4 (user: --set parallelism.tp) over 2 (recovered: a.json "
+                "tensor_parallel_size)",
+                "parallelism.tp: 4 (user: --set parallelism.tp) over 8 (recovered: c.toml line "
+                "2)",
+                "training.route: \"tare\" (user: user.toml line 16) over \"mlite\" (default: the "
+                "usual consistency implementation)"}));
+}
+
 TEST(Recover, OneQuestionOnlyForWhatMattersAndCannotBeFound) {  // GEN-10
   auto full = ParseTaskConfig(TestToml(), "x");
   ASSERT_TRUE(full.ok());

@@ -73,11 +73,11 @@ class Recoverer {
  public:
   explicit Recoverer(Recovery* out) : out_(out) {}
 
-  // Fills every key that `json` answers and that nothing before it did.
+  // Fills every key that `json` answers; what was found before holds.
   void Take(const Json& json, const std::string& file) {
     for (const KeySpec& spec : AllKeys()) {
       const std::string key(spec.key);
-      if (spec.sources.empty() || out_->config.values.count(key) != 0) continue;
+      if (spec.sources.empty()) continue;
       std::string_view rest = spec.sources;
       while (!rest.empty()) {
         const size_t bar = std::min(rest.find('|'), rest.size());
@@ -108,7 +108,9 @@ class Recoverer {
   }
 
   void Set(const std::string& key, const std::string& text, const std::string& from) {
-    out_->config.values.emplace(key, ConfigValue{text, "recovered: " + Printable(from)});
+    const ConfigValue value{text, "recovered: " + Printable(from)};
+    const auto [at, first] = out_->config.values.emplace(key, value);
+    if (!first && at->second.text != text) out_->dropped.emplace_back(key, value);
   }
 
  private:

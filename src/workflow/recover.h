@@ -16,7 +16,9 @@ namespace tare::workflow {
 
 struct Recovery {
   TaskConfig config;               // values found
-  std::vector<std::string> notes;  // sources read; keys that sources disagree on
+  std::vector<std::string> notes;  // sources read; keys that one source disagrees with itself on
+  // Values of later sources that differ from the one found first, with their origins.
+  std::vector<std::pair<std::string, ConfigValue>> dropped;
 };
 
 // `model_path`: a Hugging Face folder (config.json, *.safetensors) or one .safetensors file, or

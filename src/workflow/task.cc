@@ -16,7 +16,9 @@ namespace tare::workflow {
 namespace {
 
 // The user's values as one layer: a file in task.toml's format, then single keys over it.
-Result<TaskConfig> UserLayer(Env* env, const InitOptions& options) {
+// What a single key takes the place of goes to `dropped`.
+Result<TaskConfig> UserLayer(Env* env, const InitOptions& options,
+                             std::vector<std::pair<std::string, ConfigValue>>* dropped) {
   TaskConfig user;
   if (!options.user_toml.empty()) {
     TARE_ASSIGN_OR_RETURN(const std::string text, env->ReadFile(options.user_toml));
@@ -40,7 +42,11 @@ Result<TaskConfig> UserLayer(Env* env, const InitOptions& options) {
     auto one =
         ParseTaskConfig(fmt::format("schema = \"tare-task-1\"\n{} = {}\n", key, text), "--set");
     if (!one.ok()) return one.status();
-    for (auto& [k, v] : one->values) user.values[k] = {v.text, "user: --set " + k};
+    for (auto& [k, v] : one->values) {
+      if (const auto old = user.values.find(k); old != user.values.end())
+        dropped->emplace_back(k, old->second);
+      user.values[k] = {v.text, "user: --set " + k};
+    }
   }
   return user;
 }
@@ -107,7 +113,8 @@ Result<TaskView> ReadTask(Env* env, const std::string& dir) {
 Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const std::string& actor,
                                          const InitOptions& options, InitReport* report) {
   // Everything that can be wrong with the request is found before anything is written.
-  TARE_ASSIGN_OR_RETURN(const TaskConfig user, UserLayer(env, options));
+  std::vector<std::pair<std::string, ConfigValue>> dropped;
+  TARE_ASSIGN_OR_RETURN(const TaskConfig user, UserLayer(env, options, &dropped));
   TaskConfig recipe;
   if (!options.recipe.empty()) {
     TARE_ASSIGN_OR_RETURN(const std::string text, env->ReadFile(options.recipe));
@@ -120,6 +127,12 @@ Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const
   MergedConfig merged = MergeConfigs({&user, &recipe, &recovery.config, &defaults});
   report->notes = recovery.notes;
   report->conflicts = merged.conflicts;
+  // Within a layer: a single value over the user's file, and the files that values come from.
+  dropped.insert(dropped.end(), recovery.dropped.begin(), recovery.dropped.end());
+  for (const auto& [key, value] : dropped) {
+    const ConfigValue& kept = merged.config.values.at(key);
+    if (kept.text != value.text) report->conflicts.push_back({key, kept, value});
+  }
   const std::string toml = RenderTaskToml(merged.config);
   TARE_ASSIGN_OR_RETURN(const TaskConfig written, ParseTaskConfig(toml, std::string(kTaskFile)));
 
