@@ -110,8 +110,11 @@ Result<TaskView> ReadTask(Env* env, const std::string& dir) {
   return view;
 }
 
-Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& dir, const std::string& actor,
+Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& at, const std::string& actor,
                                          const InitOptions& options, InitReport* report) {
+  // Behind a slash the folder would pass for its own parent, and the parent would not be synced.
+  const size_t last = at.find_last_not_of('/');
+  const std::string dir = last == std::string::npos ? at : at.substr(0, last + 1);
   // Everything that can be wrong with the request is found before anything is written.
   std::vector<std::pair<std::string, ConfigValue>> dropped;
   TARE_ASSIGN_OR_RETURN(const TaskConfig user, UserLayer(env, options, &dropped));
