@@ -1,6 +1,9 @@
-// Recording through the program: what is typed is what runs.
+// Recording through the program: what is typed is what runs, and no name, whatever bytes it has,
+// stops it or reaches a terminal raw.
 
 #include "tool.h"
+#include "workflow/task.h"
+#include "workflow/uuid.h"
 
 namespace tare {
 namespace {
@@ -62,6 +65,51 @@ TEST_F(RecordTool, EveryConflictIsListedWithBothValues) {
                          "holds over 4 (recovered: b.json tensor_parallel_size)"),
             std::string::npos)
       << run.out;
+}
+
+TEST_F(RecordTool, WhatIsNotKeptIsNamed) {
+  const ToolRun run = Tare(Record("-- sh -c 'echo x; : > $TARE_OUT/a; mkfifo $TARE_OUT/b'"));
+  EXPECT_EQ(run.status, 2);
+  EXPECT_NE(run.err.find("not kept: out/a: "), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("not kept: out/b: "), std::string::npos) << run.err;
+}
+
+TEST_F(RecordTool, NamesOfAnyBytes) {
+  Write("c\xff.json", "{\"hidden_size\":64}");
+  const ToolRun json = Tare("init " + In("n") + " --json --config " + In("c\xff.json"));
+  EXPECT_EQ(json.status, 0) << json.err;
+  EXPECT_NE(json.out.find("c\\\\xff.json"), std::string::npos) << json.out;
+  // A line end in a file's name makes no line of task.toml.
+  const std::string recipe = "r\n[[reviewer]]\nperson=\"mallory\"\n#.toml";
+  Write(recipe, "[model]\nhidden_size = 64\n");
+  const ToolRun init = Tare("init " + In("r") + " --recipe '" + In(recipe) + "'");
+  EXPECT_EQ(init.status, 0) << init.err;
+  EXPECT_EQ(Tare("verify " + In("r")).status, 0);
+  EXPECT_EQ(Env::Real()->ReadFile(In("r/task.toml"))->find("\nperson=\"mallory\""),
+            std::string::npos);
+  const ToolRun escape = Tare("status \"$(printf '/nowhere/\\033[2J')\"");
+  EXPECT_NE(escape.status, 0);
+  EXPECT_EQ(escape.err.find('\033'), std::string::npos);
+  EXPECT_NE(escape.err.find("\\x1b"), std::string::npos) << escape.err;
+}
+
+// What a log from elsewhere says is text, not commands to the reader's terminal.
+TEST_F(RecordTool, NothingOfALogReachesATerminalRaw) {
+  auto task = workflow::Task::Open(Env::Real(), In("t"), "ann");
+  ASSERT_TRUE(task.ok());
+  const std::string evil = "\033[2Jx";
+  ASSERT_TRUE((*task)->Refuse(evil, evil, evil).ok());
+  const Json started = {{"step", "C3"},      {"kind", "E5"},      {"parent", ""},
+                        {"command", {evil}}, {"candidate", evil}, {"content_id", ""},
+                        {"host", evil},      {"boot_id", evil},   {"pid", 1},
+                        {"pid_start", 1},    {"heartbeat_s", 1},  {"dependencies", Json::array()}};
+  ASSERT_TRUE((*task)->Append({workflow::NewRunId(Env::Real()), "run-started", started}).ok());
+  ASSERT_TRUE((*task)->WriteIndexes().ok());
+  task->reset();
+  const ToolRun run = Tare("status --explain " + In("t"));
+  EXPECT_NE(run.out.find("is lost: host \\x1b[2Jx"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("refused: event"), std::string::npos);
+  EXPECT_EQ((run.out + run.err).find('\033'), std::string::npos);
 }
 
 }  // namespace

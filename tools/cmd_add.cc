@@ -37,7 +37,7 @@ int Run(Options options) {
                             {"reason", report->status.reason},
                             {"detail", report->status.detail},
                             {"artifacts", report->artifacts}}
-                           .dump(1));
+                           .dump(1, ' ', false, Json::error_handler_t::replace));
   } else {
     for (const std::string& path : report->artifacts) fmt::print("{}\n", path);
     fmt::print(stderr, "run {}: {}{}{} {}\n", report->run_id, VerdictName(report->status.verdict),

@@ -33,13 +33,14 @@ int Run(const Options& options) {
     Json list = Json::array();
     for (const auto& f : *findings) {
       list.push_back({{"reason", f.reason}, {"where", f.where}, {"message", f.message}});
-      if (!options.json) fmt::print("fail {} {}: {}\n", f.reason, f.where, f.message);
+      if (!options.json)
+        fmt::print("fail {} {}: {}\n", f.reason, Printable(f.where), Printable(f.message));
     }
     if (options.json) {
       fmt::print("{}\n", Json{{"verdict", clean ? "pass" : "fail"},
                               {"layout", std::move(list)},
                               {"verify", VerdictName(verified->verdict)}}
-                             .dump(1));
+                             .dump(1, ' ', false, Json::error_handler_t::replace));
     } else {
       fmt::print("{}: {} layout findings, verification: {}\n", clean ? "pass" : "fail",
                  findings->size(), VerdictName(verified->verdict));

@@ -36,7 +36,7 @@ int Report(const workflow::InitReport& report, const std::string& task_id, bool 
     for (const auto& q : report.questions) {
       out["questions"].push_back({{"key", q.key}, {"text", q.text}, {"blocks", q.blocks}});
     }
-    fmt::print("{}\n", out.dump(1));
+    fmt::print("{}\n", out.dump(1, ' ', false, Json::error_handler_t::replace));
   } else {
     fmt::print("task {}\n", task_id);
     for (const std::string& note : report.notes) fmt::print("  {}\n", Printable(note));

@@ -100,6 +100,8 @@ int Run(Options options) {
   auto report =
       workflow::RecordCommand(Env::Real(), options.dir, workflow::CurrentActor(), options.record);
   if (!report.ok()) return ReportError(report.status());
+  for (const std::string& what : report->refused)
+    fmt::print(stderr, "tare: not kept: {}\n", Printable(what));
   if (options.json) {
     fmt::print("{}\n", Json{{"run", report->run_id},
                             {"exit", report->exit_code ? Json(*report->exit_code) : Json()},
@@ -107,8 +109,9 @@ int Run(Options options) {
                             {"verdict", VerdictName(report->status.verdict)},
                             {"reason", report->status.reason},
                             {"detail", report->status.detail},
-                            {"artifacts", report->artifacts}}
-                           .dump(1));
+                            {"artifacts", report->artifacts},
+                            {"refused", report->refused}}
+                           .dump(1, ' ', false, Json::error_handler_t::replace));
   } else {
     fmt::print(stderr, "run {}: {}{}{}{}{}\n", report->run_id, VerdictName(report->status.verdict),
                report->status.detail.empty() ? "" : ", ", Printable(report->status.detail),

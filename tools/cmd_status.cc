@@ -58,7 +58,7 @@ int Covered(const Options& options, const workflow::State& state, workflow::Stal
                             {"run", answer.run_id},
                             {"step", options.step},
                             {"kind", options.kind}}
-                           .dump(1));
+                           .dump(1, ' ', false, Json::error_handler_t::replace));
   } else {
     fmt::print("{} {}: {}{}\n", options.step, options.kind, VerdictName(answer.verdict),
                answer.run_id.empty() ? "" : " by run " + answer.run_id);
@@ -123,7 +123,7 @@ int Run(const Options& options) {
                             {"questions", std::move(questions)},
                             {"torn", !scan.torn.empty()},
                             {"problems", state.problems.size()}}
-                           .dump(1));
+                           .dump(1, ' ', false, Json::error_handler_t::replace));
     return all ? 0 : ExitCode(Verdict::kInconclusive);
   }
   fmt::print("task {}, {} events, {} runs, {} artifacts\n", state.task_id, state.events,
@@ -135,7 +135,7 @@ int Run(const Options& options) {
   for (const auto& line : board) {
     const bool open = line.verdict == Verdict::kPass;
     fmt::print("{:<4} {:<15} {:<20} {}\n", line.step, open ? "open" : VerdictName(line.verdict),
-               line.reason,
+               Printable(line.reason),
                Printable(options.explain ? std::string_view(line.detail)
                                          : std::string_view(line.detail).substr(0, 100)));
     if (!options.explain) continue;
@@ -156,7 +156,7 @@ int Run(const Options& options) {
   for (const Json& run : open_runs) {
     fmt::print("run {} at {} is {}: {}\n", run["run"].get<std::string>(),
                run["step"].get<std::string>(), run["state"].get<std::string>(),
-               run["why"].get<std::string>());
+               Printable(run["why"].get<std::string>()));
   }
   if (!options.explain && !state.questions.empty()) {
     fmt::print("{} open questions, the first: {}{}\n", state.questions.size(),
@@ -177,7 +177,7 @@ int Run(const Options& options) {
       }
     }
     for (const auto& r : state.refusals) {
-      fmt::print("refused: event {} {}: {} {}\n", r.seq, Printable(r.what), r.reason,
+      fmt::print("refused: event {} {}: {} {}\n", r.seq, Printable(r.what), Printable(r.reason),
                  Printable(r.detail));
     }
   }

@@ -105,7 +105,7 @@ int TakeLease(Options o) {
     const auto lines = workflow::Leases(env, o.dir);
     if (!lines.ok()) return ReportError(lines.status());
     for (const workflow::LeaseLine& l : *lines)
-      fmt::print("{} {} {}\n", l.device, l.holds ? "held by" : "waits:", l.who);
+      fmt::print("{} {} {}\n", l.device, l.holds ? "held by" : "waits:", Printable(l.who));
     return 0;
   }
   if (Status s = TakeTyped(&o.command); !s.ok()) return ReportError(s);

@@ -24,7 +24,6 @@ std::vector<Entry>& Commands() {
 }
 
 int exit_status = 0;
-
 std::vector<std::string> typed;  // the command line without the program's name
 
 // An option takes one value each time it is named. Left alone, CLI11 lets a list take every word up
@@ -36,6 +35,7 @@ void OneValueEach(CLI::App* app) {
   }
   for (CLI::App* sub : app->get_subcommands([](CLI::App*) { return true; })) OneValueEach(sub);
 }
+
 bool CpuHasFma() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
@@ -86,7 +86,7 @@ Status TakeTyped(std::vector<std::string>* command) {
 }
 
 int ReportError(const Status& status) {
-  std::fprintf(stderr, "tare: %s\n", status.ToString().c_str());
+  std::fprintf(stderr, "tare: %s\n", Printable(status.ToString()).c_str());
   switch (status.code()) {
     case Code::kInvalidArgument:
       return kExitUsage;
@@ -122,9 +122,9 @@ int Main(int argc, char** argv) {
   std::sort(commands.begin(), commands.end(),
             [](const Entry& a, const Entry& b) { return std::string(a.name) < b.name; });
   for (const Entry& command : commands) command.add(app);
-  try {
   OneValueEach(&app);
   if (argc > 1) typed.assign(argv + 1, argv + argc);
+  try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const int status = app.exit(error);

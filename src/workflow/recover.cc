@@ -117,12 +117,16 @@ class Recoverer {
   Recovery* out_;
 };
 
-std::string BaseName(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+// As it stands in notes and origins.
+std::string BaseName(const std::string& path) {
+  return Printable(path.substr(path.find_last_of('/') + 1));
+}
 
 Result<Json> ReadJsonFile(Env* env, const std::string& path) {
   TARE_ASSIGN_OR_RETURN(const FileInfo info, env->Stat(path));
   if (info.size_bytes > kMaxSourceBytes) {
-    return InvalidArgument("{}: {} bytes are too many for a configuration", path, info.size_bytes);
+    return InvalidArgument("{}: {} bytes are too many for a configuration", Printable(path),
+                           info.size_bytes);
   }
   TARE_ASSIGN_OR_RETURN(const std::string bytes, env->ReadFile(path));
   auto json = ParseJson(bytes);
@@ -195,6 +199,8 @@ Result<Recovery> RecoverConfig(Env* env, const std::string& model_path,
       return Unsupported("{}: a model folder or a .safetensors file is needed",
                          Printable(model_path));
     }
+    if (!IsUtf8(model_path))
+      return InvalidArgument("{}: a path in UTF-8 is needed", Printable(model_path));
     recoverer.Set("weights.path", Json(model_path).dump(), "command line");
   }
   if (!shards.empty()) {

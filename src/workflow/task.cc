@@ -34,6 +34,7 @@ Result<TaskConfig> UserLayer(Env* env, const InitOptions& options,
                              NearestKey(key));
     }
     if (!seen.insert(key).second) return InvalidArgument("--set {}: given twice", key);
+    if (!IsUtf8(value)) return InvalidArgument("--set {}: not valid utf-8", key);
     // Strings may come without quotes, as a shell leaves them.
     std::string text = value;
     if (spec->type == ValueType::kString && !value.starts_with('"')) text = Json(value).dump();
@@ -138,6 +139,11 @@ Result<std::unique_ptr<Task>> Task::Init(Env* env, const std::string& at, const 
   }
   const std::string toml = RenderTaskToml(merged.config);
   TARE_ASSIGN_OR_RETURN(const TaskConfig written, ParseTaskConfig(toml, std::string(kTaskFile)));
+  bool same = written.values.size() == merged.config.values.size() &&
+              written.AuthorityDigest() == merged.config.AuthorityDigest();
+  for (const auto& [key, value] : merged.config.values)
+    same = same && written.Text(key) == value.text;
+  if (!same) return Error(Code::kInternal, "task.toml would not say what was asked for");
 
   TARE_RETURN_IF_ERROR(EnsurePlainDir(env, dir));
   const std::string log_path = JoinPath(dir, kLogFile);

@@ -259,8 +259,9 @@ class Collector {
   bool has_schema_ = false;
 };
 
-Result<TaskConfig> Parse(std::string_view text, std::string_view name, std::string_view kind,
+Result<TaskConfig> Parse(std::string_view text, std::string_view file, std::string_view kind,
                          bool needs_schema) {
+  const std::string name = Printable(file);  // it stands in comments of task.toml
   if (text.size() > kMaxTaskFileBytes) {
     return InvalidArgument("{}: {} bytes; at most {} are read", name, text.size(),
                            kMaxTaskFileBytes);
@@ -346,7 +347,7 @@ Result<TaskConfig> ParseRecipe(std::string_view toml, std::string_view name) {
   TARE_ASSIGN_OR_RETURN(TaskConfig config, Parse(toml, name, "recipe", false));
   if (!config.reviewers.empty() || config.values.count("requester.person") != 0 ||
       config.values.count("requester.keys") != 0) {
-    return InvalidArgument("{}: a recipe may not name requester or reviewers", name);
+    return InvalidArgument("{}: a recipe may not name requester or reviewers", Printable(name));
   }
   return config;
 }
@@ -401,7 +402,7 @@ std::string RenderTaskToml(const TaskConfig& config) {
     if (at == config.values.end()) {
       out += fmt::format("# {} = {}\n", name, spec.example);
     } else {
-      out += fmt::format("{} = {}  # {}\n", name, at->second.text, at->second.origin);
+      out += fmt::format("{} = {}  # {}\n", name, at->second.text, Printable(at->second.origin));
     }
   }
   out +=
