@@ -93,6 +93,15 @@ TEST_F(RecordTool, NamesOfAnyBytes) {
   EXPECT_NE(escape.err.find("\\x1b"), std::string::npos) << escape.err;
 }
 
+TEST_F(RecordTool, StatusReadsAPlainFileOnly) {
+  std::filesystem::rename(In("t/task.toml"), In("moved.toml"));
+  std::filesystem::create_symlink(In("moved.toml"), In("t/task.toml"));
+  EXPECT_NE(Tare("status " + In("t")).out.find("config-unrecorded"), std::string::npos);
+  std::filesystem::remove(In("t/task.toml"));
+  ASSERT_EQ(std::system(("mkfifo " + In("t/task.toml")).c_str()), 0);
+  EXPECT_NE(Tare("status " + In("t")).out.find("config-unrecorded"), std::string::npos);
+}
+
 // What a log from elsewhere says is text, not commands to the reader's terminal.
 TEST_F(RecordTool, NothingOfALogReachesATerminalRaw) {
   auto task = workflow::Task::Open(Env::Real(), In("t"), "ann");

@@ -78,9 +78,10 @@ int Run(const Options& options) {
   auto board = workflow::Board(state, &staleness);
   // An edit that is in no event would make every line a guess.
   std::string unrecorded;
-  const std::string toml_path = workflow::JoinPath(options.dir, workflow::kTaskFile);
-  const Status plain = workflow::CheckPlainFile(env, toml_path);
-  auto toml = plain.ok() ? env->ReadFile(toml_path) : Result<std::string>(plain);
+  // A link or pipe in its place is not read, as none would be by the verification.
+  const std::string path = workflow::JoinPath(options.dir, workflow::kTaskFile);
+  const Status plain = workflow::CheckPlainFile(env, path);
+  auto toml = plain.ok() ? env->ReadFile(path) : Result<std::string>(plain);
   if (state.config() == nullptr || !toml.ok() || Hex(Sha256Of(*toml)) != state.config()->sha256) {
     unrecorded = "task.toml is not the one in the log";
     for (auto& line : board) {
