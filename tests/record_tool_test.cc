@@ -74,6 +74,12 @@ TEST_F(RecordTool, WhatIsNotKeptIsNamed) {
   EXPECT_NE(run.err.find("not kept: out/b: "), std::string::npos) << run.err;
 }
 
+// What the recorder has to say finds no reader: the run ends all the same.
+TEST_F(RecordTool, ARunEndsAlsoWhenNobodyListens) {
+  Tare(Record("-- sh -c '(while echo x; do sleep 0.05; done) & exit 0' 2>&1 | true"));
+  EXPECT_TRUE(Logged("\"type\":\"run-ended\""));
+}
+
 TEST_F(RecordTool, NamesOfAnyBytes) {
   Write("c\xff.json", "{\"hidden_size\":64}");
   const ToolRun json = Tare("init " + In("n") + " --json --config " + In("c\xff.json"));

@@ -1,8 +1,11 @@
 #include "workflow/record.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <thread>
@@ -81,6 +84,25 @@ Result<std::unique_ptr<Task>> OpenWaiting(Env* env, const std::string& dir,
 
 namespace {
 
+// One line on stderr, and nothing worse when nobody reads it.
+void Tell(const std::string& line) { std::fprintf(stderr, "tare: %s\n", Printable(line).c_str()); }
+
+// While a run ends: a reader of our output that goes away must not take the recorder along.
+class NoPipeSignal {
+ public:
+  NoPipeSignal() {
+    struct sigaction ignore = {};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignore, &old_);
+  }
+  ~NoPipeSignal() { ::sigaction(SIGPIPE, &old_, nullptr); }
+  NoPipeSignal(const NoPipeSignal&) = delete;
+  NoPipeSignal& operator=(const NoPipeSignal&) = delete;
+
+ private:
+  struct sigaction old_ = {};
+};
+
 // For the end of a run: what its command cost must not be lost to a writer that takes its time.
 Result<std::unique_ptr<Task>> OpenToEnd(Env* env, const std::string& dir, const std::string& actor,
                                         const std::string& run_id, Heartbeat* heartbeat) {
@@ -92,10 +114,10 @@ Result<std::unique_ptr<Task>> OpenToEnd(Env* env, const std::string& dir, const 
     heartbeat->Beat();
     if (!said && env->MonotonicNs() - begin > 2'000'000'000) {
       said = true;
-      fmt::print(stderr,
-                 "tare: the command of run {} has ended; to record it, this waits for another "
-                 "writer to leave {}\n",
-                 run_id, Printable(JoinPath(dir, kLockFile)));
+      Tell(
+          fmt::format("the command of run {} has ended; to record it, this waits for another "
+                      "writer to leave {}",
+                      run_id, JoinPath(dir, kLockFile)));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -450,14 +472,15 @@ Result<RecordReport> RecordCommand(Env* env, const std::string& dir, const std::
     }
   }
   const auto ran = Spawn(env, spawn, run_dir, &*heartbeat);
+  const NoPipeSignal no_pipe_signal;
   RunEnd end;
   std::string identity;
   if (ran.ok()) {
     if (ran->cut_off) {
-      fmt::print(stderr,
-                 "tare: a process that the command left behind still wrote {} s after the "
-                 "command's end; what came later is not kept\n",
-                 kLingerNs / 1'000'000'000);
+      Tell(fmt::format(
+          "a process that the command left behind still wrote {} s after the command's end; what "
+          "came later is not kept",
+          kLingerNs / 1'000'000'000));
     }
     end.exit_code = ran->exit_code;
     end.signal = ran->signal;
