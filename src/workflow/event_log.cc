@@ -27,7 +27,7 @@ bool IsAside(Env* env, const std::string& dir, const std::string& name) {
   const auto all = [](std::string_view text, std::string_view of) {
     return !text.empty() && text.find_first_not_of(of) == std::string_view::npos;
   };
-  if (dash == std::string_view::npos || dash > 20 || rest.size() - dash != 9 ||
+  if (dash > 20 || rest.size() - dash != 9 ||  // no dash is beyond all
       !all(rest.substr(0, dash), "0123456789") || !all(rest.substr(dash + 1), "0123456789abcdef")) {
     return false;
   }
