@@ -40,13 +40,14 @@ TEST_F(RecordTool, TheCommandIsTheOneBehindTheMark) {
   EXPECT_EQ(Tare(Record("-- echo '[1,2]' '[[],x]'")).status, 0);
   EXPECT_TRUE(Logged("\"command\":[\"echo\",\"[1,2]\",\"[[],x]\"]"));
   // Words before the mark, or an option that takes the mark for its value: no guess is made.
-  for (const char* wrong : {"echo --json hello", "echo -- hello", "--reason -- --json -- echo x"}) {
+  const char* behind = "the command stands behind `--`";
+  for (const auto& [wrong, said] : std::vector<std::pair<const char*, const char*>>{
+           {"echo --json hello", behind},
+           {"echo -- hello", "not expected: hello"},  // the parser's own refusal
+           {"--reason -- --json -- echo x", behind}}) {
     const ToolRun run = Tare(Record(wrong));
     EXPECT_EQ(run.status, 64) << wrong;
-    // The parser refuses the word by name where an option cuts the command in two.
-    const bool named = run.err.find("behind `--`") != std::string::npos ||
-                       run.err.find("not expected: hello") != std::string::npos;
-    EXPECT_TRUE(named) << run.err;
+    EXPECT_NE(run.err.find(said), std::string::npos) << wrong << ": " << run.err;
   }
   const ToolRun lease = Tare("lease cpu:0 --dir " + root_ + " -- sh -c 'echo \"$0\"' '[a,b]'");
   EXPECT_EQ(lease.out, "[a,b]\n") << lease.err;
