@@ -36,10 +36,6 @@ void Lists(std::string* out, const State& state, Staleness* staleness, const std
   List(out, "Human-confirmed", lists.human_confirmed);
 }
 
-}  // namespace
-
-namespace {
-
 // What opens a step on the board: the kinds of evidence that it takes, any of them, and the steps
 // that must be open before the whole model is entered. A test holds both against the gate table,
 // which lies above this room.
@@ -87,10 +83,10 @@ std::vector<BoardLine> Board(const State& state, Staleness* staleness) {
     BoardLine line;
     line.step = step;
     line.reason = reason::kNoEvidence;
+    const std::span<const EvidenceKind> kinds = KindsThatOpen(step);
     for (const RunRecord& run : state.runs) {
       if (run.step != step || !run.kind) continue;
       ++line.runs;
-      const auto kinds = KindsThatOpen(step);
       if (std::find(kinds.begin(), kinds.end(), *run.kind) == kinds.end()) {
         if (line.reason == reason::kNoEvidence) {
           line.verdict = Verdict::kRefused;

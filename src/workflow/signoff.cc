@@ -191,11 +191,12 @@ Judged Judge(const State& state, uint64_t seq, const std::string& now_time,
     }
   }
   // A word given before a later one does not come back after it.
+  const std::string statement_sha256 = Hex(Sha256Of(statement_bytes));
   for (const SignOffRecord& p : state.signoffs) {
     if (p.seq >= seq || p.step != statement.step || p.bundle_sha256 != statement.bundle_sha256)
       continue;
     const ArtifactRecord* taken = state.FindArtifact(p.statement_path);
-    if (taken != nullptr && taken->sha256 == Hex(Sha256Of(statement_bytes))) {
+    if (taken != nullptr && taken->sha256 == statement_sha256) {
       return {No(reason::kWrongDigest, fmt::format("this statement was taken by event {}", p.seq)),
               nullptr};
     }

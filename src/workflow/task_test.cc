@@ -463,17 +463,20 @@ TEST(Index, FailedStaysVisibleAndEveryListIsExplicit) {  // GEN-17
   EXPECT_EQ(VerifyTask(&env, dir / "t")->findings[0].reason, reason::kGeneratedEdited);
 }
 
+// The board's line of a step as the task stands.
+BoardLine LineOf(const Task& task, const std::string& step) {
+  Staleness staleness(task.state());
+  for (const BoardLine& line : Board(task.state(), &staleness)) {
+    if (line.step == step) return line;
+  }
+  return {};
+}
+
 TEST(Board, OneReasonForEachClosedStep) {
   TempDir dir;
   TestEnv env;
   auto task = InitTask(&env, dir / "t");
-  const auto line = [&](const std::string& step) {
-    Staleness s(task->state());
-    for (const BoardLine& l : Board(task->state(), &s)) {
-      if (l.step == step) return l;
-    }
-    return BoardLine();
-  };
+  const auto line = [&](const std::string& step) { return LineOf(*task, step); };
   EXPECT_EQ(line("C1").reason, reason::kNoEvidence);
   AddRun(task.get(), {});
   EXPECT_EQ(line("C1").reason, reason::kNoSignoff);
@@ -524,13 +527,7 @@ TEST(Board, ALaterStepStaysClosedWhileOneBeforeIsNotOpen) {
   TempDir dir;
   TestEnv env;
   auto task = InitTask(&env, dir / "t");
-  const auto line = [&](const std::string& step) {
-    Staleness s(task->state());
-    for (const BoardLine& l : Board(task->state(), &s)) {
-      if (l.step == step) return l;
-    }
-    return BoardLine();
-  };
+  const auto line = [&](const std::string& step) { return LineOf(*task, step); };
   ASSERT_EQ(Approve(task.get(), "task", "bob", kBob, true).verdict, Verdict::kPass);
   for (const auto& [step, kind] :
        std::vector<std::pair<std::string, EvidenceKind>>{{"C9", EvidenceKind::kE8},

@@ -52,7 +52,6 @@ class Verifier {
     std::vector<UnreadFolder> unread;
     TARE_ASSIGN_OR_RETURN(const std::vector<TreeEntry> tree, ListTree(env_, dir_, &unread));
     for (const TreeEntry& e : tree) files_[e.path] = e.info;
-    tree_ = &tree;
     // A folder that cannot be read hides what it holds, and must not hide the rest.
     for (const UnreadFolder& u : unread) Add(reason::kUnreadable, u.path, u.status.message());
     tree_known_ = unread.empty();
@@ -60,7 +59,7 @@ class Verifier {
     Artifacts();
     SetAside();
     Reviews();
-    SignOffs();
+    SignOffs(tree);
     Generated();
     Unrecorded();
     Stale();
@@ -344,10 +343,10 @@ class Verifier {
     }
   }
 
-  void SignOffs() {
+  void SignOffs(const std::vector<TreeEntry>& tree) {
     report_.signoffs = state_.signoffs.size();
     if (state_.signoffs.empty()) return;
-    const std::vector<KeyFile> key_files = KeyFilesAmong(env_, dir_, *tree_);
+    const std::vector<KeyFile> key_files = KeyFilesAmong(env_, dir_, tree);
     for (const SignOffRecord& s : state_.signoffs) {
       const std::string where = fmt::format("event {} (sign-off of {})", s.seq, s.step);
       std::string statement, signature;
@@ -486,7 +485,6 @@ class Verifier {
   LogView log_;
   std::vector<std::optional<Event>> events_;
   State state_;
-  const std::vector<TreeEntry>* tree_ = nullptr;  // of Run
   std::unordered_map<std::string, FileInfo> files_;
   bool tree_known_ = false;
   std::set<std::string> recorded_;
